@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from loadtest.configs import CONFIG_L, CONFIG_S, scaled, with_policy
-from loadtest.token_eviction.token_eviction_baselines import STREAMS
-from loadtest.token_eviction.token_eviction_policies import EXTRACTIVE
+from loadtest.token_eviction.token_eviction_policies import EXTRACTIVE, STREAMS
 from models.tasks.task import Split
 from runtime.embedded.choices import KvPolicy
 from search.spec import SearchSpec

@@ -23,7 +23,7 @@ from loadtest.kv_plan import EXACT, FULL_RETENTION, ROOMY, Case, KvPlan
 from loadtest.kv_rows import KvRun
 from loadtest.least_read import Draw, draws_of, least_read_again, one_by_one
 from loadtest.searches import SPRIG, Item, Method, grow
-from loadtest.token_eviction.token_eviction_engine import TokenEvictionModel
+from loadtest.token_eviction.path_cache import PathReader
 from loadtest.token_eviction.token_eviction_policies import TOKEN_EVICTION
 from loadtest.token_eviction.token_eviction_run import run_token_eviction
 from runtime.embedded.choices import KvPolicy
@@ -49,7 +49,7 @@ class KvSearches:
         options = options_of(plan)
         self.models = ModelsInProcess(options)
         token_eviction = any(name in TOKEN_EVICTION for name in plan.policies)
-        self._paper = TokenEvictionModel(options.policy) if token_eviction else None
+        self._paper = PathReader(options.policy) if token_eviction else None
         self._moments = moments
         self._active = plan.active
         self._theta = plan.theta and hashlib.sha256(plan.theta.read_bytes()).hexdigest()[:16]

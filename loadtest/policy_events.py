@@ -6,7 +6,6 @@ import random
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -32,61 +31,65 @@ SHARE = 0.25
 TREE = "tree"
 
 
-class Timed(Protocol):
-    """A search that notes the seconds of its events; ``depth``: of each of its blocks."""
-
-    depth: dict[int, int]
-    transitions: list[float]
-    pressures: list[float]
-    boundaries: list[float]
-
-    def round(self) -> None:
-        """Go on by a round."""
-        ...
-
-
 @dataclass(slots=True)
-class Growing:
-    """A random best-first search over steps of random tokens in a cache that cannot hold it."""
+class RandomSearch:
+    """A best-first search by values that it draws, and the seconds that each kind of event took."""
 
-    cache: PrefixCache
     draw: random.Random
-    paths: dict[int, np.ndarray] = field(default_factory=dict)
-    depth: dict[int, int] = field(default_factory=dict)
-    value: dict[int, float] = field(default_factory=dict)
-    open: set[int] = field(default_factory=set)
+    depth: dict[int, int] = field(default_factory=lambda: {ROOT: 0})
+    value: dict[int, float] = field(default_factory=lambda: {ROOT: 0.5})
+    open: set[int] = field(default_factory=lambda: {ROOT})
     fresh: dict[int, float] = field(default_factory=dict)
     transitions: list[float] = field(default_factory=list)
     pressures: list[float] = field(default_factory=list)
     boundaries: list[float] = field(default_factory=list)
 
-    def begin(self) -> None:
-        """The prompt."""
-        prompt = np.array(self.draw.choices(range(900), k=4 * STEP_TOKENS), dtype=np.int64)
-        self.paths[ROOT], self.depth[ROOT], self.value[ROOT] = prompt, 0, 0.5
-        self.open = {ROOT}
-        self.cache.evictor.add_tree(TREE, prompt)
+    def tokens(self, count: int) -> np.ndarray:
+        """Random ones."""
+        return np.array(self.draw.choices(range(900), k=count), dtype=np.int64)
+
+    def move(self) -> Hint:
+        """The best open nodes are active, to be expanded now."""
+        ahead = sorted(self.open, key=lambda node: (-self.value[node], node))
+        hint = Hint(self.fresh, tuple(ahead[:ACTIVE]), (), tuple(ahead))
+        self.open -= set(hint.active)
+        self.fresh = {}
+        return hint
+
+    def add(self, parent: int) -> int:
+        """A node below another, which may be expanded if it is not too deep."""
+        node = len(self.depth)
+        self.depth[node] = self.depth[parent] + 1
+        self.value[node] = self.fresh[node] = round(self.draw.betavariate(2, 2), 4)
+        if self.depth[node] < DEPTH:
+            self.open.add(node)
+        return node
+
+
+class SearchInCache:
+    """A random search over steps of random tokens in a cache that cannot hold it."""
+
+    def __init__(self, cache: PrefixCache, search: RandomSearch) -> None:
+        """The prompt alone."""
+        self.cache, self.search = cache, search
+        self.paths = {ROOT: search.tokens(4 * STEP_TOKENS)}
+        cache.evictor.add_tree(TREE, self.paths[ROOT])
 
     def round(self) -> None:
         """Expand the best open nodes, noting what each event takes.
 
         A transition's weighing is done when room is first needed after it, and counted with it.
         """
-        ahead = sorted(self.open, key=lambda node: (-self.value[node], node))
-        active = ahead[:ACTIVE]
-        self.open -= set(active)
-        evictor = self.cache.evictor
-        moving: float | None = self.timed(
-            lambda: evictor.hint(TREE, Hint(self.fresh, tuple(active), (), tuple(ahead)))
-        )
-        self.fresh = {}
-        for parent in active:
+        hint, evictor, search = self.search.move(), self.cache.evictor, self.search
+        moving: float | None = self.timed(lambda: evictor.hint(TREE, hint))
+        for parent in hint.active:
             for _ in range(BRANCH):
                 evictions = evictor.evictions
                 pressing = self.grow(parent)
                 if evictor.evictions > evictions:
                     first = moving is not None
-                    (self.transitions if first else self.pressures).append((moving or 0) + pressing)
+                    events = search.transitions if first else search.pressures
+                    events.append((moving or 0) + pressing)
                     moving = None
 
     def timed(self, event: Callable[[], object]) -> float:
@@ -97,8 +100,8 @@ class Growing:
 
     def grow(self, parent: int) -> float:
         """A step of random tokens below a node; seconds to make room for it."""
-        node = len(self.paths)
-        step = np.array(self.draw.choices(range(900), k=STEP_TOKENS), dtype=np.int64)
+        step = self.search.tokens(STEP_TOKENS)
+        node = self.search.add(parent)
         path = self.paths[node] = np.concatenate([self.paths[parent], step])
         sequence = TokenSequence(TREE, (0, 0, node), len(path))
         self.cache.open(sequence, path, len(path) - 1)
@@ -108,11 +111,8 @@ class Growing:
         self.cache.publish(sequence)
         close = self.cache.evictor.end_step
         confidence = node % 7 / 7
-        self.boundaries.append(self.timed(lambda: close(TREE, node, parent, path, confidence)))
-        self.depth[node] = self.depth[parent] + 1
-        self.value[node] = self.fresh[node] = round(self.draw.betavariate(2, 2), 4)
-        if self.depth[node] < DEPTH:
-            self.open.add(node)
+        boundary = self.timed(lambda: close(TREE, node, parent, path, confidence))
+        self.search.boundaries.append(boundary)
         return pressing
 
 
@@ -130,9 +130,8 @@ def event_us(
     if cache.evictor.attends:
         config = ModelConfig.from_checkpoint(SPRIG.policy)
         cache.evictor.use_attention(random_store(config, capacity, seed).attention)
-    search = Growing(cache, random.Random(seed))
-    search.begin()
-    return medians_us(search)
+    search = RandomSearch(random.Random(seed))
+    return medians_us(search, SearchInCache(cache, search).round)
 
 
 def random_store(config: ModelConfig, slots: int, seed: int) -> KVStore:
@@ -147,15 +146,15 @@ def random_store(config: ModelConfig, slots: int, seed: int) -> KVStore:
     return store
 
 
-def medians_us(search: Timed) -> dict[str, float]:
+def medians_us(search: RandomSearch, round: Callable[[], None]) -> dict[str, float]:
     """What ``event_us`` says of a search: grown to its blocks first, then timed."""
     while len(search.depth) < BLOCKS:
-        search.round()
+        round()
     kinds = search.transitions, search.pressures, search.boundaries
     for events in kinds:
         events.clear()
     for _ in range(ROUNDS):
-        search.round()
+        round()
     named = zip(("transition", "pressure", "boundary"), kinds, strict=True)
     p50 = {f"{name}_us_p50": _median_us(events) for name, events in named}
     return {"policy_us_p50": _median_us(search.transitions + search.pressures)} | p50

@@ -1,145 +1,264 @@
-"""An engine that evicts tokens; scoring and embedding are another engine's."""
+"""An engine that draws one tree's steps from paths of which only some tokens are held.
+
+A wave: the policy hears where it stands (transition), what its paths miss is computed if it ever
+is, and then all of its branches decode side by side. Noise is the other engines', so with room for
+everything the steps are too.
+"""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 
-from loadtest.token_eviction.evicting_decoder import EvictingDecoder
-from loadtest.token_eviction.sparse_forward import SparseForward
-from loadtest.token_eviction.token_eviction_options import TokenEvictionOptions
+import numpy as np
+import torch
+
+from kvpolicy.eviction_order import Infeasible
+from kvpolicy.token_allocation import Floors
+from kvpolicy.value import confidence
+from loadtest.figure3 import Moment
+from loadtest.token_eviction.path_cache import HeldPath, PathCache, PathReader
+from loadtest.token_eviction.token_cache import CachedBlock, TokenCache
+from loadtest.token_eviction.token_eviction_policies import policy_for
+from runtime.embedded.sampler import sample
 from runtime.engine_wrapper import EngineWrapper
-from runtime.text import Text
+from runtime.servers.drawn_step import DrawnStep
+from runtime.stop_strings import StopStringTables
 from search.capabilities import Capabilities
-from search.counters import Counters, EngineCounters, combined
-from search.engine import Branch, Engine, EngineError, Hint, PrefixTooLong, Sampling, Step, Usage
-from search.tree import ROOT
+from search.counters import Counters, combined
+from search.engine import Branch, Engine, EngineError, Hint, KvFull, PrefixTooLong, Sampling, Step
+from search.tree import Finish
 
-
-class TokenEvictionModel:
-    """A policy model for token eviction, loaded once for any number of engines."""
-
-    def __init__(self, checkpoint: str | Path) -> None:
-        """Raises ValueError for a checkpoint that cannot be used."""
-        self.text = Text(checkpoint)
-        self.forward = SparseForward(checkpoint)
+PLACES = 64
+"""Branches of a wave at most."""
+TOP = 64
+"""Equation (1): tokens whose terms of the entropy are counted one by one."""
 
 
 class TokenEvictionEngine(EngineWrapper):
-    """Draws by itself; all else is another engine's. Every tree's KV is its own, in a budget of its
-    own, and lossy.
+    """Draws by itself; all else is another engine's. One tree in a budget of its own, and lossy.
 
-    One round at a time, in a thread. What a tree holds is in ``decoders`` while it lives, for tests
-    and benchmarks.
+    ``spent``: what the tree has cost; ``moments``: its KV after every pass; ``again_seconds``:
+    making paths whole again; ``policy_seconds``: deciding what goes.
     """
 
     def __init__(
         self,
-        model: TokenEvictionModel,
+        reader: PathReader,
         others: Engine,
-        options: TokenEvictionOptions,
-        new_decoder: Callable[..., EvictingDecoder] = EvictingDecoder,
+        prompt: Sequence[int],
+        kv_policy: str,
+        kv_tokens: int,
+        *,
+        share: float,
+        floors: Floors,
     ) -> None:
-        """``others`` scores and embeds; its own policy model, if it has one, draws nothing."""
-        self.decoders: dict[str, EvictingDecoder] = {}
+        """``others`` scores and embeds. ``kv_policy``: one of ``TOKEN_EVICTION``; ``kv_tokens``:
+        what the tree may hold; ``share`` and ``floors`` as of ``policy_for``."""
         super().__init__(others)
-        self._model, self._options = model, options
-        self._new_drawing = new_decoder
-        self._hints: dict[str, list[Hint]] = {}
-        self._stopped: set[str] = set()
-        self._turn = asyncio.Lock()
-        kept = f"{options.kv_policy}-{options.kv_tokens}-{options.share:g}"
-        self._capabilities = replace(
-            others.capabilities,
-            engine="token_eviction",
-            exact=False,
-            context_tokens=min(model.text.context, others.capabilities.context_tokens),
-            fingerprint=f"{others.capabilities.fingerprint}-{kept}",
-        )
+        self.spent, self.moments = Counters(), list[Moment]()
+        self.again_seconds = self.policy_seconds = 0.0
+        self._reader, self._stops = reader, StopStringTables(reader.text.pieces)
+        self._paths: dict[int, CachedBlock] = {}
+        """The blocks that the wave reads."""
+        self._under_way = 0
+        """Tokens of its own that are held."""
+        cache, tokens = PathCache([reader.nothing]), np.array(prompt, dtype=np.int64)
+        reader.read(cache, tokens[None], np.arange(len(tokens))[None])
+        whole = CachedBlock(-1, 0, tokens, cache.kv_read(0), cache.paid[0])
+        self.held = TokenCache(kv_tokens, whole)
+        self.policy = policy_for(kv_policy, self.held, share=share, floors=floors)
+        self._count_pass(prefilled=len(tokens))
 
     @property
     def capabilities(self) -> Capabilities:
         """The other engine's, but not exact."""
-        return self._capabilities
+        return replace(self._engine.capabilities, engine="token_eviction", exact=False)
 
     async def expand(self, tree: str, branches: Sequence[Branch], sampling: Sampling) -> list[Step]:
-        """Draw one step for each branch from what its path still holds."""
-        context = self._capabilities.context_tokens
+        """Draw one step for each branch, in the order asked.
+
+        Raises PrefixTooLong for a path that does not fit the budget with its step, whose last token
+        may stand beyond it, and EngineError for an unknown parent.
+        """
         for branch in branches:
-            if len(branch.tokens) + branch.limit > context:
+            if len(branch.tokens) + branch.limit - 1 > self.held.capacity:
                 raise PrefixTooLong(
                     f"a prefix of {len(branch.tokens)} tokens and a step of up to {branch.limit} "
-                    f"do not fit the context of {context}"
+                    f"do not fit kv_tokens {self.held.capacity}"
                 )
-        async with self._turn:
-            work = asyncio.ensure_future(asyncio.to_thread(self._expand, tree, branches, sampling))
-            try:
-                return await asyncio.shield(work)
-            except asyncio.CancelledError:
-                self._stopped.add(tree)  # nobody else may have the model before the thread ends
-                with suppress(EngineError):
-                    await work
-                self._stopped.discard(tree)
-                raise
+            if branch.parent not in self.held.block_of:
+                raise EngineError(f"parent: node {branch.parent} has no KV here")
+        steps: list[Step] = []
+        try:
+            while len(steps) < len(branches):
+                steps += self._draw(self._fitting(branches[len(steps) :]), sampling)
+        except Infeasible as error:
+            raise KvFull(str(error)) from error
+        finally:
+            self._under_way = 0
+        return steps
 
     def hint(self, tree: str, hint: Hint) -> None:
-        """Heard before the tree's next round."""
-        self._hints.setdefault(tree, []).append(hint)
-        self._engine.hint(tree, hint)
+        """The search moved on: what is dead goes at once."""
+        super().hint(tree, hint)
+        block_of = self.held.block_of
+        with self._deciding():
+            dead = self.held.mark_dead(hint.dead)
+            values = {block_of[n]: value for n, value in hint.values.items() if n in block_of}
+            outlook = dict.fromkeys(block_of[n] for n in hint.outlook if n in block_of)
+            self.policy.transition(Hint(values, dead=tuple(dead), outlook=tuple(outlook)))
 
     async def release(self, tree: str) -> Counters:
-        """Stop a tree's round at its next pass and let go of it; what it cost both engines."""
-        self._stopped.add(tree)
-        async with self._turn:
-            self._stopped.discard(tree)
-            self._hints.pop(tree, None)
-            drawing = self.decoders.pop(tree, None)
-        scored = await self._engine.release(tree)
-        if drawing is None:
-            return scored
-        return combined(Counters, (drawing.spent, scored))
+        """What the tree has cost both engines."""
+        return combined(Counters, (self.spent, await super().release(tree)))
 
-    async def abort(self, tree: str) -> None:
-        """As ``release``."""
-        await self._engine.abort(tree)
-        await self.release(tree)
+    def _fitting(self, branches: Sequence[Branch]) -> Sequence[Branch]:
+        """As many of the first branches as fit, floors of other blocks included; one at least.
 
-    async def usage(self) -> Usage:
-        """The other engine's, with the policy model's KV of all trees here."""
-        usage, decoders = await self._engine.usage(), list(self.decoders.values())
-        return replace(
-            usage,
-            kv_tokens_active=sum(drawing.held.count for drawing in decoders),
-            kv_tokens_cached=0,
-            kv_tokens_capacity=self._options.kv_tokens * max(1, len(decoders)),
-            kv_tokens_peak=max((drawing.spent.kv_tokens_peak for drawing in decoders), default=0),
-            totals=EngineCounters.of(
-                usage.totals,
-                kv_policy_seconds=sum(drawing.spent.policy_seconds for drawing in decoders),
-            ),
+        The last token of a single one may stand beyond the budget: its own is not held then.
+        """
+        paths: dict[int, CachedBlock] = {}
+        steps = 0
+        for count, branch in enumerate(branches[:PLACES]):
+            paths |= self.held.chain(self.held.block_of[branch.parent])
+            steps += branch.limit
+            needed = steps + sum(len(block.tokens) for block in paths.values())
+            if count and needed + self.policy.reserved(set(paths)) > self.held.capacity:
+                return branches[:count]
+        return branches[:PLACES]
+
+    def _draw(self, branches: Sequence[Branch], sampling: Sampling) -> list[Step]:
+        """A wave's steps, all of its branches in every pass until each has ended."""
+        leaves = [self.held.block_of[branch.parent] for branch in branches]
+        logits = self._arrive(sorted(set(leaves)))
+        cache = PathCache([self.held.path(leaf) for leaf in leaves])
+        cache.logits = np.stack([logits[leaf] for leaf in leaves])
+        ends = self._stops.of(sampling.stop), self._reader.text.eos
+        going = steps = [DrawnStep(branch, sampling, *ends) for branch in branches]
+        while going:
+            self._choose(going, cache)
+            going = self._let_go(going, cache, self._goes_nowhere)
+            if going:
+                self._feed(going, cache)
+                going = self._let_go(going, cache, lambda step: step.finish is not None)
+        return [step.step(self._reader.text) for step in steps]
+
+    def _arrive(self, leaves: Sequence[int]) -> dict[int, np.ndarray]:
+        """Transition: the paths down to these blocks, whole if what is missing ever comes back.
+        Logits (vocab,) after each."""
+        with self._deciding():
+            self.policy.enter(leaves)
+        self._paths = {k: block for leaf in leaves for k, block in self.held.chain(leaf).items()}
+        if self.policy.rehydrates:
+            self._make_room(sum(block.missing for block in self._paths.values()), beside=0)
+        else:
+            ends = [self._paths[leaf] for leaf in leaves]
+            lost = sum(len(block.tokens) - 1 not in block.there for block in ends)
+            self._make_room(lost, beside=lost)
+        return {leaf: self._read_end(leaf) for leaf in leaves}
+
+    def _read_end(self, leaf: int) -> np.ndarray:
+        """Logits (vocab,) after a path, of which its last token is always read again, for without
+        it nothing could be drawn, and what is missing if that ever comes back."""
+        start, path, chain = time.perf_counter(), self.held.path(leaf), self.held.chain(leaf)
+        last = chain[leaf].end - 1
+        again = np.setdiff1d(np.arange(last + 1), path.places)
+        rows = np.union1d(again, [last]) if self.policy.rehydrates else np.array([last])
+        kept = np.flatnonzero(~np.isin(path.places, rows))
+        cache = PathCache([HeldPath(path.places[kept], path.kv[..., kept, :])])
+        tokens = np.concatenate([block.tokens for block in chain.values()])
+        self._reader.read(cache, tokens[rows][None], rows[None])
+        new = cache.kv_read(0)
+        for block in chain.values():
+            block.put(rows, new)
+        self._count_pass(prefilled=len(rows))
+        if self.policy.rehydrates and len(again):
+            self.spent.rehydrations += 1
+            self.spent.rehydrated_tokens += len(again)
+            self.again_seconds += (time.perf_counter() - start) * len(again) / len(rows)
+        return cache.logits[0]
+
+    def _choose(self, steps: Sequence[DrawnStep], cache: PathCache) -> None:
+        """Draw each one's next token."""
+        drawn = sample(
+            cache.logits,
+            np.array([step.branch.seed for step in steps], dtype=np.uint64),
+            [len(step.path) for step in steps],
+            steps[0].sampling.temperature,
+            steps[0].sampling.top_p,
         )
+        for step, token, logprob, entropy in zip(steps, *drawn, strict=True):
+            step.add([(int(token), float(logprob))])
+            step.entropy = float(entropy)
+        self.spent.decoded_tokens += len(steps)
 
-    async def close(self) -> None:
-        """Close the other engine."""
-        await self._engine.close()
+    def _feed(self, steps: Sequence[DrawnStep], cache: PathCache) -> None:
+        """Pressure if need be, then one row each: the token just drawn."""
+        self._make_room(len(steps), beside=len(steps))
+        tokens = np.array([step.tokens[-1:] for step in steps])
+        self._reader.read(cache, tokens, np.array([[len(step.path) - 1] for step in steps]))
+        self._under_way += len(steps)
+        self._count_pass()
 
-    def _expand(self, tree: str, branches: Sequence[Branch], sampling: Sampling) -> list[Step]:
-        drawing = self.decoders.get(tree)
-        if drawing is None:
-            first = branches[0]
-            if first.parent != ROOT:
-                raise EngineError(f"parent: node {first.parent} of tree {tree!r} has no KV here")
-            model = self._model
-            drawing = self._new_drawing(model.forward, model.text, self._options, first.tokens)
-            self.decoders[tree] = drawing
-        for hint in self._hints.pop(tree, []):
-            drawing.hint(hint)
+    def _goes_nowhere(self, step: DrawnStep) -> bool:
+        """Whether the reply is over, or so long that nothing can be drawn from its end."""
+        return step.finish is Finish.END or len(step.path) > self.held.capacity
 
-        def must_go_on() -> None:
-            if tree in self._stopped:
-                raise EngineError(f"tree {tree!r} was aborted")
+    def _let_go(
+        self, steps: list[DrawnStep], cache: PathCache, over: Callable[[DrawnStep], bool]
+    ) -> list[DrawnStep]:
+        """The steps that go on, those that are ``over`` being closed."""
+        going = []
+        for row, step in enumerate(steps):
+            if over(step):
+                self._close(step, cache, row)
+            else:
+                going.append(row)
+        if len(going) < len(steps):
+            cache.batch_select_indices(torch.tensor(going, dtype=torch.int64))
+        return [steps[row] for row in going]
 
-        return drawing.expand(branches, sampling, must_go_on)
+    def _close(self, step: DrawnStep, cache: PathCache, row: int) -> None:
+        """Book the attention that a step paid to the blocks above it. Boundary: it is a block, if
+        all of it was read; else nothing of it is held any more."""
+        leaf, node, read = self.held.block_of[step.branch.parent], step.branch.node, cache.read
+        places, paid = cache.places[row], cache.paid[row]
+        for name, block in self.held.chain(leaf).items():
+            mine = paid[(places >= block.start) & (places < block.end)]
+            block.later[block.there] += mine
+            with self._deciding():
+                self.policy.add_attention(name, float(mine.sum()), read)
+        self._under_way -= read
+        if read < len(step.tokens):
+            return
+        tokens, own = np.array(step.tokens, dtype=np.int64), paid[-read:]
+        block = CachedBlock(leaf, len(step.branch.tokens), tokens, cache.kv_read(row), own)
+        if self.held.add(node, block):
+            certain = float(confidence(cache.logits[row], TOP))
+            with self._deciding():
+                self.policy.add_block(node, leaf, read, certain)
+
+    def _make_room(self, tokens: int, beside: int) -> None:
+        """For so many tokens, ``beside`` of them more than active paths are to hold."""
+        left = self.held.capacity - self._under_way
+        if self.held.count + tokens > left:
+            with self._deciding():
+                self.policy.fit(left - beside)
+
+    def _count_pass(self, prefilled: int = 0) -> None:
+        """What a pass has cost, what is read and what is held after it."""
+        active = self._under_way + sum(len(block.there) for block in self._paths.values())
+        held = self._under_way + self.held.count
+        self.spent.kv_tokens_peak = max(self.spent.kv_tokens_peak, held)
+        self.spent.prefilled_tokens += prefilled
+        self.spent.model_calls += 1
+        self.moments.append(Moment(self.spent.model_calls, active, held))
+
+    @contextmanager
+    def _deciding(self) -> Iterator[None]:
+        before = time.perf_counter()
+        yield
+        self.policy_seconds += time.perf_counter() - before

@@ -1,64 +1,143 @@
 """What a tree gives up: ArborKV by equations (2) and (3), and policies that know one stream alone.
 
 Three events and nothing else cause work: a boundary (a step closes), a transition (the wave that
-decodes next stands elsewhere) and pressure (slots run short).
+decodes next stands elsewhere) and pressure (room runs short).
+
+A stream is the path that is active now, prompt included. Which of its tokens stay, a rule says from
+the attention paid to each of them (n,), the lengths of the thoughts that they make up (m,), the
+prompt's first, and a budget in tokens: positions, ascending.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 import numpy as np
 
-from kvpolicy.eviction_order import EvictionParams, Infeasible
-from kvpolicy.token_allocation import Allocation, Floors, Variant, allocate, select
+from kvpolicy.eviction_order import Bools, EvictionParams, Infeasible, Ints
+from kvpolicy.token_allocation import Floors, Variant, allocate, select
 from kvpolicy.tree_blocks import TreeBlocks
-from kvpolicy.value import UNFITTED, Theta
+from kvpolicy.value import UNFITTED, Floats, Theta
 from loadtest.token_eviction.token_cache import TokenCache
-from loadtest.token_eviction.token_eviction_baselines import STREAMS, Stream, lru
+from search.engine import Hint
+from search.tree import ROOT
 
 MARGIN = 0.02
 """δ: the share of the budget that pressure frees beyond what is wanted."""
+SINKS = 4
+LEAST = 4
+"""Tokens of a thought that stay however old it is."""
 _ROUNDING = 1e-9
 
 
-class TokenEvictionPolicy(Protocol):
-    """Hears what becomes of one tree's blocks and cuts them. ``rehydrates``: whether what a path
-    is missing is computed again before a step is drawn from it."""
+def tail_only(attention: Floats, thoughts: Ints, budget: int) -> Ints:
+    """The most recent tokens."""
+    return np.arange(max(0, len(attention) - budget), len(attention))
 
-    rehydrates: bool
 
-    def add_block(self, block: int, parent: int, tokens: int, confidence: float) -> None:
-        """Boundary: a new block; ``confidence``: equation (1) after its last token."""
-        ...
+def streaming_llm(attention: Floats, thoughts: Ints, budget: int) -> Ints:
+    """Attention sinks and a window: the first ``SINKS`` tokens and the most recent ones."""
+    at, sinks = np.arange(len(attention)), min(SINKS, budget)
+    return at[(at < sinks) | (at >= len(at) - (budget - sinks))]
 
-    def add_attention(self, block: int, mass: float, queries: int) -> None:
-        """So many later tokens paid so much attention to a block."""
-        ...
 
-    def transition(
-        self, values: Mapping[int, float], outlook: Sequence[int], dead: Iterable[int]
-    ) -> None:
-        """The search moved on; blocks in place of nodes, the dead ones are gone already."""
-        ...
+def h2o(attention: Floats, thoughts: Ints, budget: int) -> Ints:
+    """Heavy hitters: half the budget for the most recent tokens, half for those attended to most.
+
+    An odd token is recent.
+    """
+    return select(len(attention), min(budget, len(attention)), budget - budget // 2, attention)
+
+
+def thinkv(attention: Floats, thoughts: Ints, budget: int) -> Ints:
+    """Like ThinKV: older thoughts get less.
+
+    The newest stays whole; of the others each one's allowance is half the next one's, but at least
+    ``LEAST`` tokens, whatever the budget, within which those attended to most stay.
+    """
+    newest = np.arange(len(thoughts)) == len(thoughts) - 1
+    least = np.where(newest, thoughts, np.minimum(thoughts, LEAST))
+    halves = 0.5 ** np.arange(len(thoughts), dtype=np.float64)[::-1]
+    floors = Floors(ratio=0.0, tokens=LEAST, tail=0)
+    budget = max(budget, int(least.sum()))
+    counts = allocate(halves, thoughts, newest, budget, floors, "share").counts
+    each = zip(np.cumsum(thoughts) - thoughts, thoughts, counts, strict=True)
+    return np.concatenate([a + select(n, k, 0, attention[a : a + n]) for a, n, k in each])
+
+
+STREAMS: Mapping[str, Callable[[Floats, Ints, int], Ints]] = {
+    "tail_only": tail_only,
+    "streaming_llm": streaming_llm,
+    "h2o": h2o,
+    "thinkv": thinkv,
+}
+
+
+class StreamPolicy:
+    """A policy for one stream, in a tree: the path that is active now is the stream (section 5.1).
+
+    Whenever a path becomes active it keeps ``share`` of its tokens, as the rule chooses; what it
+    gives up never comes back. Such a policy knows nothing of other paths: if the tree exceeds its
+    budget, whole blocks off the active paths go, those longest unused first.
+    """
+
+    rehydrates = False
+
+    def __init__(self, held: TokenCache, name: str, share: float) -> None:
+        """``name``: of ``STREAMS``; ``share`` in (0, 1]."""
+        self._held, self._rule, self._share = held, STREAMS[name], share
+        self._used: dict[int, int] = {}
+        self._active: set[int] = set()
+        self._waves = 0
+
+    def add_block(self, node: int, parent: int, tokens: int, confidence: float) -> None:
+        """It was used just now."""
+        self._used[node] = self._waves
+
+    def add_attention(self, node: int, mass: float, queries: int) -> None:
+        """Tokens alone count, not blocks."""
+
+    def transition(self, hint: Hint) -> None:
+        """What the search thinks does not matter."""
 
     def enter(self, active: Sequence[int]) -> None:
-        """Transition: the next wave grows from these blocks."""
-        ...
+        """The next wave grows from these blocks: choose what stays of each path, in order."""
+        self._waves += 1
+        chains = [self._held.chain(leaf) for leaf in active]
+        self._active = {name for chain in chains for name in chain}
+        self._used |= dict.fromkeys(self._active, self._waves)
+        for leaf, chain in zip(active, chains, strict=True):
+            budget = math.ceil(self._share * chain[leaf].end - _ROUNDING)
+            blocks = [block for block in chain.values() if len(block.there)]
+            if self._share == 1 or not blocks:
+                continue
+            paid = [(block.later + block.within)[block.there] for block in blocks]
+            sizes = np.array([len(each) for each in paid])
+            kept = self._rule(np.concatenate(paid), sizes, budget)
+            starts = np.cumsum(sizes) - sizes
+            parts = np.split(kept, np.searchsorted(kept, starts[1:]))
+            for block, part, start in zip(blocks, parts, starts, strict=True):
+                block.keep(part - start)
 
-    def fit(self, room: int) -> None:
-        """Pressure: cut until ``room`` slots are free beside what the active paths are to hold.
-
-        Raises Infeasible.
-        """
-        ...
+    def fit(self, left: int) -> None:
+        """Whole blocks go, those longest unused first, until all hold ``left`` tokens. Raises
+        Infeasible."""
+        blocks, count = self._held.blocks, self._held.count
+        wanted = left - int(MARGIN * self._held.capacity)
+        idle = [n for n, block in blocks.items() if len(block.there) and n not in self._active]
+        for name in sorted(idle, key=lambda n: (self._used.get(n, 0), -n)):
+            if count <= wanted:
+                break
+            count -= len(blocks[name].there)
+            blocks[name].keep(np.arange(0))
+        if count > left:
+            raise Infeasible(count, left, "active paths")
 
     def reserved(self, paths: set[int]) -> int:
-        """Tokens that blocks off these paths would keep at least."""
-        ...
+        """Nothing is kept of blocks off these paths."""
+        return 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,160 +151,66 @@ class ExtractiveParams:
 
     theta: Theta = UNFITTED
     params: EvictionParams = field(default_factory=EvictionParams)
-    floors: Floors = field(default_factory=Floors)
     heavy: bool = True
     rehydrate: bool = True
     variant: Variant = "ratio"
 
 
 class ExtractivePolicy:
-    """ArborKV (sections 3 and 4): active paths whole, of all other blocks some tokens.
+    """ArborKV (sections 3 and 4): active paths whole, of all other blocks some tokens."""
 
-    Floors that do not fit the budget are lowered evenly until they do (``lowered`` counts how
-    often): the paper's loop would not end.
-    """
-
-    def __init__(self, held: TokenCache, how: ExtractiveParams) -> None:
+    def __init__(self, held: TokenCache, how: ExtractiveParams, floors: Floors) -> None:
         self.rehydrates = how.rehydrate
-        self.lowered = 0
-        self._held, self._how = held, how
-        self._blocks = TreeBlocks(held.length(0), how.theta.table(), how.params)
-        margin, floors = int(MARGIN * held.pool.capacity), how.floors
-        lower = (Floors(0.0, n, min(n, floors.tail)) for n in range(floors.tokens - 1, -1, -1))
-        self._tries = ((floors, margin), (floors, 0), *((each, 0) for each in lower))
+        self._held, self._how, self._floors = held, how, floors
+        self._blocks = TreeBlocks(held.blocks[ROOT].end, how.theta.table(), how.params)
+        self.add_block = self._blocks.add_block
+        self.add_attention = self._blocks.add_attention
 
-    def add_block(self, block: int, parent: int, tokens: int, confidence: float) -> None:
-        """Score it; it stands on an active path, so nothing of it goes."""
-        self._blocks.add_block(block, parent, tokens, confidence)
-
-    def add_attention(self, block: int, mass: float, queries: int) -> None:
-        """The running mass a."""
-        self._blocks.add_attention(block, mass, queries)
-
-    def transition(
-        self, values: Mapping[int, float], outlook: Sequence[int], dead: Iterable[int]
-    ) -> None:
-        """New values v."""
-        self._blocks.set_values(values)
-        self._blocks.set_outlook(outlook)
-        self._blocks.mark_dead(dead)
+    def transition(self, hint: Hint) -> None:
+        """The search moved on: new values v. Blocks in place of nodes, the dead gone already."""
+        self._blocks.set_values(hint.values)
+        self._blocks.set_outlook(hint.outlook)
+        self._blocks.mark_dead(hint.dead)
 
     def enter(self, active: Sequence[int]) -> None:
-        """Path* is where they stand; what must go for it goes when room is asked for."""
+        """Path* is where these blocks are; what must go for it goes when room is asked for."""
         self._blocks.set_active(active)
 
-    def fit(self, room: int) -> None:
-        """Equations (2) and (3) over all blocks; retention only falls."""
-        held = self._held
-        names = np.array(list(held.blocks))
-        there = np.array([block.held for block in held.blocks.values()])
-        tokens = np.array([len(block.tokens) for block in held.blocks.values()])
+    def fit(self, left: int) -> None:
+        """Equations (2) and (3) over all blocks, so that they hold ``left`` tokens when active
+        paths are whole; retention only falls. Raises Infeasible."""
+        blocks = self._held.blocks
+        names = np.array(list(blocks))
+        there = np.array([len(block.there) for block in blocks.values()])
+        tokens = np.array([len(block.tokens) for block in blocks.values()])
         weights, on_path = self._blocks.own_weights()
         path = on_path[names]
         most = np.where(path, tokens, there) if self.rehydrates else there
-        left = held.pool.available + int(there.sum()) - room
-        counts = self._allocate(weights[names], tokens, path, most, left).counts
+        counts = self._counts(weights[names], tokens, path, most, left)
         for name, count in zip(names[counts < there], counts[counts < there], strict=True):
-            block = held[int(name)]
+            block = blocks[name]
             attention = block.later[block.there] if self._how.heavy else None
-            held.keep(block, select(block.held, int(count), self._how.floors.tail, attention))
+            block.keep(select(len(block.there), count, self._floors.tail, attention))
 
     def reserved(self, paths: set[int]) -> int:
-        """Floors."""
+        """Tokens that blocks off these paths would keep at least: floors."""
         off = [block for name, block in self._held.blocks.items() if name not in paths]
-        floors = self._how.floors.of(np.array([len(block.tokens) for block in off], np.int64))
-        return sum(min(block.held, int(floor)) for block, floor in zip(off, floors, strict=True))
+        floors = self._floors.of(np.array([len(block.tokens) for block in off], dtype=np.int64))
+        return int(np.minimum(floors, [len(block.there) for block in off]).sum())
 
-    def _allocate(
-        self, weight: np.ndarray, tokens: np.ndarray, path: np.ndarray, most: np.ndarray, left: int
-    ) -> Allocation:
-        """Raises Infeasible if the active paths alone do not fit."""
-        refused = Infeasible(0, left, "")
-        for number, (floors, margin) in enumerate(self._tries):
+    def _counts(self, weight: Floats, tokens: Ints, path: Bools, most: Ints, left: int) -> Ints:
+        """Tokens kept of each block. Floors that do not fit are lowered evenly until they do: the
+        paper's loop would not end. Raises Infeasible if the active paths alone do not fit."""
+        floors, margin = self._floors, int(MARGIN * self._held.capacity)
+        lower = (Floors(0.0, n, min(n, floors.tail)) for n in range(floors.tokens - 1, -1, -1))
+        refused = Infeasible(0, left, "active paths")
+        for least, free in ((floors, margin), (floors, 0), *((each, 0) for each in lower)):
             try:
-                kept = allocate(
-                    weight, tokens, path, max(0, left - margin), floors, self._how.variant, most
-                )
+                budget, variant = max(0, left - free), self._how.variant
+                return allocate(weight, tokens, path, budget, least, variant, most).counts
             except Infeasible as error:
                 refused = error
-                continue
-            self.lowered += number > 1
-            return kept
         raise refused
-
-
-class StreamPolicy:
-    """A policy for one stream, in a tree: the path that is active now is the stream (section 5.1).
-
-    Whenever a path becomes active it keeps ``share`` of its tokens, as the policy chooses; what it
-    gives up never comes back. Such a policy knows nothing of other paths: if the tree exceeds its
-    budget, whole blocks off the active paths go, those longest unused first.
-    """
-
-    rehydrates = False
-
-    def __init__(self, held: TokenCache, name: str, share: float) -> None:
-        """``name``: of ``STREAMS``; ``share`` in (0, 1]."""
-        self._held, self._select, self._share = held, STREAMS[name], share
-        self._margin = int(MARGIN * held.pool.capacity)
-        self._used: dict[int, int] = {}
-        self._active: set[int] = set()
-        self._waves = 0
-
-    def add_block(self, block: int, parent: int, tokens: int, confidence: float) -> None:
-        """It was used just now."""
-        self._used[block] = self._waves
-
-    def add_attention(self, block: int, mass: float, queries: int) -> None:
-        """Tokens alone count, not blocks."""
-
-    def transition(
-        self, values: Mapping[int, float], outlook: Sequence[int], dead: Iterable[int]
-    ) -> None:
-        """What the search thinks does not matter."""
-
-    def enter(self, active: Sequence[int]) -> None:
-        """Choose what stays of each path, in order."""
-        self._waves += 1
-        chains = [self._held.chain(leaf) for leaf in active]
-        self._active = {block for chain in chains for block in chain}
-        self._used |= dict.fromkeys(self._active, self._waves)
-        if self._share < 1:
-            for leaf, chain in zip(active, chains, strict=True):
-                budget = math.ceil(self._share * self._held.length(leaf) - _ROUNDING)
-                self._choose(chain, budget)
-
-    def fit(self, room: int) -> None:
-        """Whole blocks, those longest unused first."""
-        held = self._held
-        names = sorted(held.blocks)
-        there = np.array([held[name].held for name in names])
-        used = np.array([self._used.get(name, 0) for name in names])
-        locked = np.array([name in self._active for name in names])
-        left = held.pool.available + int(there.sum()) - room
-        needed = int(there[locked].sum())
-        if needed > left:
-            raise Infeasible(needed, left, "active paths")
-        kept = lru(there, used, locked, max(needed, left - self._margin))
-        for name, gone in zip(names, kept < there, strict=True):
-            if gone:
-                held.drop(held[name], held[name].there)
-
-    def reserved(self, paths: set[int]) -> int:
-        """Nothing."""
-        return 0
-
-    def _choose(self, chain: Sequence[int], budget: int) -> None:
-        blocks = [self._held[name] for name in chain if self._held[name].held]
-        if not blocks:
-            return
-        paid = [(block.later + block.within)[block.there] for block in blocks]
-        sizes = np.array([len(each) for each in paid], dtype=np.int64)
-        kept = self._select(Stream(np.concatenate(paid), sizes), budget)
-        ends = np.cumsum(sizes)
-        for block, end, size in zip(blocks, ends, sizes, strict=True):
-            mine = kept[(kept >= end - size) & (kept < end)]
-            self._held.keep(block, mine - (end - size))
 
 
 _WHOLE = ExtractiveParams()
@@ -251,11 +236,13 @@ TOKEN_EVICTION = (*EXTRACTIVE, *STREAMS)
 """The names of all policies here."""
 
 
-def policy_for(name: str, held: TokenCache, *, share: float, floors: Floors) -> TokenEvictionPolicy:
+def policy_for(
+    name: str, held: TokenCache, *, share: float, floors: Floors
+) -> ExtractivePolicy | StreamPolicy:
     """A policy of ``TOKEN_EVICTION`` by its name, for one tree.
 
     ``share``: of a stream that a policy of streams keeps; ``floors``: of the others.
     """
     if name in STREAMS:
         return StreamPolicy(held, name, share)
-    return ExtractivePolicy(held, replace(EXTRACTIVE[name], floors=floors))
+    return ExtractivePolicy(held, EXTRACTIVE[name], floors)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 from kvpolicy.token_allocation import Floors
 from loadtest.configs import STEP_TOKENS
@@ -11,10 +10,8 @@ from loadtest.figure3 import Moment
 from loadtest.in_process import InProcess, ModelsInProcess
 from loadtest.kv_rows import KvRun
 from loadtest.searches import Item, Method, grow
-from loadtest.token_eviction.evicting_decoder import EvictingDecoder
-from loadtest.token_eviction.token_eviction_cost import TokenEvictionCost
-from loadtest.token_eviction.token_eviction_engine import TokenEvictionEngine, TokenEvictionModel
-from loadtest.token_eviction.token_eviction_options import TokenEvictionOptions
+from loadtest.token_eviction.path_cache import PathReader
+from loadtest.token_eviction.token_eviction_engine import TokenEvictionEngine
 from search.spec import SearchSpec
 
 PUBLISHED = Floors()
@@ -30,7 +27,7 @@ def floors_for(task: str) -> Floors:
 
 async def run_token_eviction(
     models: ModelsInProcess,
-    model: TokenEvictionModel,
+    reader: PathReader,
     item: Item,
     spec: SearchSpec,
     policy: str,
@@ -47,30 +44,26 @@ async def run_token_eviction(
     prompt = models.text.encode_chat([{"role": "user", "content": item.question}])
     longest = min(spec.trajectory_tokens, budget - len(prompt) + 1)
     spec = spec.model_copy(update={"trajectory_tokens": longest})
-    seen: list[Moment] = []
-    decoders: list[EvictingDecoder] = []
-
-    def watch(spent: TokenEvictionCost, active: int, held: int) -> None:
-        seen.append(Moment(spent.model_calls, active, held))
-
-    def new_decoder(*given: Any) -> EvictingDecoder:
-        decoders.append(EvictingDecoder(*given, watch=watch))
-        return decoders[-1]
-
-    options = TokenEvictionOptions(policy, budget, share, floors_for(item.task))
-    engine = TokenEvictionEngine(model, InProcess(models, kv_tokens=1), options, new_decoder)
+    others = InProcess(models, kv_tokens=1)
     start = time.perf_counter()
+    engine = TokenEvictionEngine(
+        reader,
+        others,
+        prompt,
+        policy,
+        budget,
+        share=share,
+        floors=floors_for(item.task),
+    )
     outcome = await grow(engine, models.text, item, Method(policy, spec))
-    seconds = time.perf_counter() - start
-    spent = decoders[0].spent
     run = KvRun.of(
         item,
         outcome,
         budget=budget,
-        peak=spent.kv_tokens_peak,
-        active=spent.active,
-        again_seconds=spent.again_seconds,
-        policy_seconds=spent.policy_seconds,
-        seconds=seconds,
+        peak=engine.spent.kv_tokens_peak,
+        active=max(moment.active for moment in engine.moments),
+        again_seconds=engine.again_seconds,
+        policy_seconds=engine.policy_seconds,
+        seconds=time.perf_counter() - start,
     )
-    return run, seen
+    return run, engine.moments

@@ -1,44 +1,49 @@
-"""A hash model that reads with holes: logits follow from what is read, slot by slot."""
+"""A hash model that reads with holes: logits follow from what is read, key by key."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
+import torch
 
-from loadtest.token_eviction.sparse_forward import SparseInput, SparseOutput
-from tests.runtime.hash_model import HashModel, _logits, _mix
+from kvpolicy.eviction_order import Ints
+from loadtest.token_eviction.path_cache import HeldPath, PathCache
+from tests.runtime.hash_model import Letters, _logits, _mix
 
 
 class HashReader:
-    """Stands in for ``SparseForward``; ``tests.runtime.hash_model`` where nothing is missing.
+    """Stands in for ``PathReader``; ``tests.runtime.hash_model`` where nothing is missing.
 
-    A row pays all its attention to the keys whose place is a multiple of three, or to itself where
-    there is none. ``see`` hears every reading before it is run.
+    A key is a hash of the whole path that ends there. A row pays all its attention to the keys
+    whose place is a multiple of three, or to itself where there is none. ``see`` hears every path's
+    places after a pass, and how many of them it read.
     """
 
-    def __init__(self, see: Callable[[SparseInput], None] = lambda _: None) -> None:
+    def __init__(self, see: Callable[[Ints, int], None] = lambda *_: None) -> None:
         self.see = see
-        self.flops = HashModel.flops
+        self.text = Letters()
+        self.nothing = HeldPath(np.arange(0), torch.empty(1, 2, 1, 0, 1, dtype=torch.int64))
 
-    def new_store(self, slots: int) -> np.ndarray:
-        """A hash a slot."""
-        return np.zeros(slots, dtype=np.uint64)
-
-    def run(self, readings: Sequence[SparseInput], store: np.ndarray) -> SparseOutput:
-        """Write the rows' hashes, each after the last key before it; logits, attention."""
-        logits, masses = [], []
-        for reading in readings:
-            self.see(reading)
-            for token, at, slot in zip(
-                reading.tokens.tolist(), reading.positions.tolist(), reading.writes, strict=True
-            ):
-                before = reading.keys[reading.places < at]
-                above = int(store[before[-1]]) if len(before) else 0
-                store[slot] = _mix(above, token, at)
-            end = reading.positions[-1]
-            logits.append(_logits(store[reading.keys[reading.places <= end]]))
-            heavy = (reading.places % 3 == 0) & (reading.places <= end)
-            heavy = heavy if heavy.any() else reading.places == end
-            masses.append(len(reading.tokens) * heavy / heavy.sum())
-        return SparseOutput(np.stack(logits), masses)
+    def read(self, cache: PathCache, tokens: Ints, positions: Ints) -> None:
+        """Add the rows' hashes, each after the last key before it; logits, attention."""
+        rows = tokens.shape[1]
+        layer: Any = cache.layers[0]
+        cache.places = np.concatenate([cache.places, positions], 1)
+        cache.paid = np.pad(cache.paid, ((0, 0), (0, rows)))
+        hashes = np.pad(layer.keys[:, 0, :, 0].numpy().view(np.uint64), ((0, 0), (0, rows)))
+        for path, places in enumerate(cache.places):
+            for row, (token, at) in enumerate(zip(tokens[path], positions[path], strict=True)):
+                before = np.where(places < at, places, -1)
+                above = int(hashes[path, before.argmax()]) if before.max() >= 0 else 0
+                hashes[path, row - rows] = _mix(above, int(token), int(at))
+            there = places <= positions[path, -1]
+            heavy = there & (places % 3 == 0) if np.any(places[there] % 3 == 0) else there
+            cache.paid[path] += rows * heavy / heavy.sum()
+            self.see(places[places < np.iinfo(np.int64).max], rows)
+        new = torch.from_numpy(hashes.view(np.int64)[:, None, -rows:, None].copy())
+        cache.update(new, new, 0)
+        ends = zip(cache.places, positions[:, -1:], hashes, strict=True)
+        cache.logits = np.stack([_logits(mine[places <= end]) for places, end, mine in ends])
+        cache.read += rows

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from kvpolicy.token_allocation import Floors
 from loadtest.reference_engine import ReferenceEngine, ReferenceOptions
-from loadtest.token_eviction.token_eviction_engine import TokenEvictionEngine, TokenEvictionModel
-from loadtest.token_eviction.token_eviction_options import TokenEvictionOptions
+from loadtest.token_eviction.path_cache import PathReader
+from loadtest.token_eviction.token_eviction_engine import TokenEvictionEngine
 from search.controller import Problem, search
 from search.engine import Engine
 from search.outcome import Outcome
@@ -41,15 +41,13 @@ def reference(checkpoint: Path) -> ReferenceEngine:
 
 
 def token_eviction(
-    checkpoint: Path,
-    kv_policy: str,
-    kv_tokens: int = ROOMY,
-    share: float = 1.0,
-    floors: Floors | None = None,
+    checkpoint: Path, kv_policy: str, kv_tokens: int = ROOMY, share: float = 1.0
 ) -> TokenEvictionEngine:
     """Token eviction in a budget."""
-    options = TokenEvictionOptions(kv_policy, kv_tokens, share, floors or Floors(tokens=2, tail=2))
-    return TokenEvictionEngine(TokenEvictionModel(checkpoint), reference(checkpoint), options)
+    reader, others, floors = PathReader(checkpoint), reference(checkpoint), Floors(tokens=2, tail=2)
+    return TokenEvictionEngine(
+        reader, others, PROMPT, kv_policy, kv_tokens, share=share, floors=floors
+    )
 
 
 async def grow(engine: Engine, spec: SearchSpec, name: str = "tree") -> Outcome:

@@ -1,117 +1,277 @@
-"""The engine around a drawing: costs, usage, stopping, and what is another engine's."""
+"""Searches that go back, in budgets of any size: what is read, what is held, what is drawn."""
 
 from __future__ import annotations
 
 import asyncio
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from loadtest.token_eviction.token_eviction_options import TokenEvictionOptions
-from search.counters import Counters
-from search.engine import Branch, EngineError, PrefixTooLong, Sampling, Trajectory
-from search.tree import ROOT
-from tests.loadtest.token_eviction.support import PROMPT, reference, token_eviction
+from kvpolicy.token_allocation import Floors
+from loadtest.token_eviction.token_eviction_engine import TokenEvictionEngine
+from loadtest.token_eviction.token_eviction_policies import EXTRACTIVE, TOKEN_EVICTION
+from search.engine import Branch, EngineError, Hint, PrefixTooLong, Sampling, Step, Trajectory
+from search.tree import ROOT, Finish, node_seed
+from tests.loadtest.token_eviction import support
+from tests.loadtest.token_eviction.hash_reader import HashReader
+from tests.runtime.hash_model import naive_step
 from tests.runtime.tiny_models import make_checkpoint
 
-ENDLESS = Sampling(stop=(), max_step_tokens=400)
+LIMIT = 8
+LONGEST = 60
+PROMPT = tuple(range(1, 13))
+STEPS = Sampling(temperature=0.9, top_p=0.95, max_step_tokens=LIMIT)
+ENDLESS = Sampling(stop=(), max_step_tokens=LIMIT)
+"""Steps of just the tokens asked for, unless the reply ends."""
 
 
-@pytest.fixture(scope="module")
-def llama(tmp_path_factory) -> Path:
-    return make_checkpoint(tmp_path_factory.mktemp("model") / "llama", initializer_range=0.05)
-
-
-def branches(count: int, limit: int) -> list[Branch]:
-    """The first children of the root."""
-    return [Branch(ROOT, i, PROMPT, 7 + i, limit, i + 1) for i in range(count)]
-
-
-async def test_what_it_can_do_is_said(llama: Path) -> None:
-    """Not exact; named with its policy, budget and share; draws follow seeds all the same."""
-    able = token_eviction(llama, "h2o", 200, share=0.25).capabilities
-    assert (able.engine, able.exact, able.reproducible) == ("token_eviction", False, "seeded")
-    assert able.fingerprint.endswith("-h2o-200-0.25")
-    assert able.scores
-
-
-async def test_costs_of_both_engines_come_together(llama: Path) -> None:
-    """Tokens drawn here, tokens scored there; afterwards nothing is held."""
-    engine = token_eviction(llama, "extractive", 200)
-    steps = await engine.expand("tree", branches(2, 10), Sampling(stop=()))
-    paths = [Trajectory(1, (steps[0].tokens,), (steps[0].text,))]
-    assert await engine.score("tree", PROMPT, "", paths) == await reference(llama).score(
-        "tree", PROMPT, "", paths
+def engine_in(kv_policy: str, kv_tokens: int, share: float = 1.0) -> TokenEvictionEngine:
+    """A tree in a budget, on a model of hashes."""
+    reader: Any = HashReader()
+    others: Any = SimpleNamespace(hint=lambda *_: None)
+    floors = Floors(0.05, 3, 2)
+    return TokenEvictionEngine(
+        reader, others, PROMPT, kv_policy, kv_tokens, share=share, floors=floors
     )
-    assert (await engine.usage()).kv_tokens_active == engine.decoders["tree"].held.count
+
+
+def drawn(
+    engine: TokenEvictionEngine, branches: Sequence[Branch], sampling: Sampling = ENDLESS
+) -> list[Step]:
+    """A round; afterwards what is held is right."""
+    steps = asyncio.run(engine.expand("tree", branches, sampling))
+    held = engine.held
+    assert all(moment.held <= held.capacity for moment in engine.moments)
+    assert held.count <= engine.spent.kv_tokens_peak == max(m.held for m in engine.moments)
+    for name, block in held.blocks.items():
+        assert block.kv.shape[-2] == len(block.there)
+        places = held.path(name).places
+        assert np.all(np.diff(places) > 0)
+        assert len(places) == 0 or places[-1] < block.end
+    return steps
+
+
+@dataclass
+class Searching:
+    """A search that expands open nodes, two at a time, by rewards that it makes up; it goes back
+    often and gives up some nodes."""
+
+    engine: TokenEvictionEngine
+    draw: random.Random
+    paths: dict[int, tuple[int, ...]] = field(default_factory=lambda: {ROOT: PROMPT})
+    reward: dict[int, float] = field(default_factory=lambda: {ROOT: 0.5})
+    open: set[int] = field(default_factory=lambda: {ROOT})
+    drawn: list[tuple[Branch, Step]] = field(default_factory=list)
+    fresh: dict[int, float] = field(default_factory=dict)
+
+    def round(self) -> None:
+        """Three children of each of the best two."""
+        ahead = sorted(self.open, key=lambda node: (-self.reward[node], node))
+        active, dead = ahead[:2], ahead[12:]
+        self.open -= {*active, *dead}
+        self.engine.hint("tree", Hint(self.fresh, tuple(active), tuple(dead), tuple(ahead[:12])))
+        branches = []
+        for parent in active:
+            for child in range(3):
+                node = len(self.paths) + len(branches)
+                seed = node_seed(1, "test", (parent, child))
+                branches.append(Branch(parent, child, self.paths[parent], seed, LIMIT, node))
+        self.fresh = {}
+        for branch, step in zip(branches, drawn(self.engine, branches, STEPS), strict=True):
+            self.paths[branch.node] = branch.tokens + step.tokens
+            self.reward[branch.node] = round(self.draw.random(), 4)
+            if step.finish is not Finish.END:
+                self.fresh[branch.node] = self.reward[branch.node]
+                if len(self.paths[branch.node]) + LIMIT <= LONGEST:
+                    self.open.add(branch.node)
+            self.drawn.append((branch, step))
+
+    def rounds(self, count: int) -> list[bool]:
+        """So many rounds, or as many as there are; of each step whether a naive engine says it."""
+        for _ in range(count):
+            if self.open:
+                self.round()
+        return [step == naive_step(branch, STEPS) for branch, step in self.drawn]
+
+
+def searching(kv_policy: str, kv_tokens: int, share: float = 1.0, seed: int = 0) -> Searching:
+    """A search in a budget."""
+    return Searching(engine_in(kv_policy, kv_tokens, share), random.Random(seed))
+
+
+@pytest.mark.parametrize("kv_policy", TOKEN_EVICTION)
+def test_with_room_for_everything_every_policy_draws_what_a_naive_engine_does(
+    kv_policy: str,
+) -> None:
+    """Tokens, texts, likelihoods and ends, to the last bit of a hash."""
+    search = searching(kv_policy, 5_000)
+    assert all(search.rounds(6))
+    assert search.engine.spent.rehydrations == 0
+
+
+@pytest.mark.promise(
+    "Token eviction: active paths whole where they come back, the budget kept, the accounting "
+    "right, private to its tree"
+)
+@settings(max_examples=20)
+@given(
+    kv_policy=st.sampled_from(TOKEN_EVICTION),
+    kv_tokens=st.integers(LONGEST, 300),
+    share=st.sampled_from([1.0, 0.5, 0.2]),
+    seed=st.integers(0, 3),
+)
+def test_budgets_and_accounting_hold_whatever_the_policy(
+    kv_policy: str, kv_tokens: int, share: float, seed: int
+) -> None:
+    """No pass holds more than the budget. What a row reads is there once; with rehydration it is
+    the whole path and every step a naive engine's; without, nothing is ever computed again but the
+    token that a step starts from. A tree beside it has a budget of its own."""
+    search, other = searching(kv_policy, kv_tokens, share, seed), engine_in(kv_policy, kv_tokens)
+    whole = kv_policy in EXTRACTIVE and EXTRACTIVE[kv_policy].rehydrate
+
+    def see(places: np.ndarray, rows: int) -> None:
+        assert len(set(places)) == len(places)
+        if whole:
+            assert sorted(places) == list(range(len(places)))
+        else:
+            assert rows == 1
+
+    reader: Any = search.engine._reader
+    reader.see = see
+    same, spent = search.rounds(8), search.engine.spent
+    assert all(same) or not whole
+    assert (spent.rehydrated_tokens > 0) == (spent.rehydrations > 0)
+    assert whole or spent.rehydrated_tokens == 0
+    assert other.held.count == len(PROMPT)
+
+
+@pytest.mark.parametrize("kv_policy", ["extractive_never", "h2o", "tail_only"])
+def test_without_what_was_given_up_other_steps_are_drawn(kv_policy: str) -> None:
+    """A tight budget shows: the comparisons above are not between constants."""
+    assert not all(searching(kv_policy, 70, share=0.25).rounds(6))
+
+
+@pytest.mark.parametrize(("kv_tokens", "first"), [(36, 3), (35, 2)])
+def test_a_wave_is_what_fits(kv_tokens: int, first: int) -> None:
+    """Twelve tokens and three steps of up to eight are 36: in 35 two of them go first."""
+    branches = [Branch(ROOT, i, PROMPT, i, LIMIT, i + 1) for i in range(3)]
+    engine = engine_in("extractive", kv_tokens)
+    assert len(engine._fitting(branches)) == first
+    assert drawn(engine, branches, STEPS) == [naive_step(branch, STEPS) for branch in branches]
+    assert max(moment.active for moment in engine.moments) <= kv_tokens
+
+
+def test_equal_steps_are_held_once() -> None:
+    """Two nodes with one seed say the same below the same node: one block, until both are dead."""
+    engine = engine_in("extractive", 500)
+    branches = [Branch(ROOT, i, PROMPT, 5, LIMIT, i + 1) for i in range(2)]
+    first, second = drawn(engine, branches, STEPS)
+    assert first == second
+    held = engine.held
+    assert held.block_of[2] == 1
+    for dead, steps in ((3, 1), (1, 1), (2, 0)):
+        engine.hint("tree", Hint(dead=(dead,)))
+        assert held.count == len(PROMPT) + steps * len(first.tokens)
+    with pytest.raises(EngineError, match="node 2 has no KV"):
+        drawn(engine, [Branch(2, 0, (*PROMPT, *first.tokens), 1, LIMIT, 3)])
+
+
+def family() -> tuple[TokenEvictionEngine, list[Branch]]:
+    """Step 1 below the prompt, 2 and 3 below step 1; a child for each of the latter two."""
+    engine = engine_in("extractive", 200)
+    (one,) = drawn(engine, [Branch(ROOT, 0, PROMPT, 3, 6, 1)])
+    above = PROMPT + one.tokens
+    steps = drawn(engine, [Branch(1, i, above, 10 + i, 5, 2 + i) for i in range(2)])
+    assert [step.finish for step in (one, *steps)] == [Finish.LENGTH] * 3
+    below = [Branch(2 + i, 0, above + steps[i].tokens, 24 + i, 4, 4 + i) for i in range(2)]
+    return engine, below
+
+
+def test_what_two_paths_miss_is_computed_once() -> None:
+    """Three tokens of step 1 and two of step 3 were given up; both paths come back at once: five
+    tokens and the last of each path are computed before the first token is drawn."""
+    engine, below = family()
+    for name, kept in ((1, [2, 3, 5]), (3, [2, 3, 4])):
+        engine.held.blocks[name].keep(np.array(kept))
+    before = engine.spent.prefilled_tokens
+    assert drawn(engine, below) == [naive_step(branch, ENDLESS) for branch in below]
+    assert engine.spent.prefilled_tokens - before == 3 + 2 + 2
+    assert (engine.spent.rehydrated_tokens, engine.spent.rehydrations) == (5, 2)
+
+
+def test_attention_is_booked_where_it_was_paid() -> None:
+    """A row pays to all places before it that are multiples of three, itself included: what later
+    steps paid to each token of the prompt and of step 1, and step 1's own tokens to each other."""
+    engine, below = family()
+    drawn(engine, below)
+    start, end = len(PROMPT), len(PROMPT) + 6
+    rows = [*range(start, end), *2 * list(range(end, end + 5)), *2 * list(range(end + 5, end + 9))]
+    assert {4, 5} <= engine.held.block_of.keys(), "every token of every step was read"
+
+    def paid(place: int, first: int, last: int) -> float:
+        """What rows from ``first`` to before ``last`` pay to a place."""
+        here = [row for row in rows if max(first, place) <= row < last]
+        return sum(1 / (row // 3 + 1) for row in here) if place % 3 == 0 else 0.0
+
+    prompt, one = engine.held.blocks[ROOT], engine.held.blocks[1]
+    far = end + 9
+    assert prompt.later == pytest.approx([paid(place, start, far) for place in range(start)])
+    assert one.later == pytest.approx([paid(place, end, far) for place in range(start, end)])
+    assert one.within == pytest.approx([paid(place, start, end) for place in range(start, end)])
+
+
+def test_what_is_too_long_is_refused_with_both_sizes() -> None:
+    """A path with its step; nothing is drawn of the round."""
+    engine = engine_in("extractive", 18)
+    with pytest.raises(PrefixTooLong, match=r"12 tokens and a step of up to 8 .* 18"):
+        drawn(engine, [Branch(ROOT, i, PROMPT, 1, 7 + i, i + 1) for i in range(2)])
+    assert engine.spent.decoded_tokens == 0
+
+
+def test_the_last_token_of_the_longest_path_may_stand_beyond_the_budget() -> None:
+    """Nothing can be drawn from there, so nothing of that step is held; a shorter one goes on."""
+    engine = engine_in("extractive", 19)
+    branches = [Branch(ROOT, i, PROMPT, 7 + i, LIMIT - i, i + 1) for i in range(2)]
+    steps = drawn(engine, branches)
+    assert steps == [naive_step(branch, ENDLESS) for branch in branches]
+    assert [len(step.tokens) for step in steps] == [8, 7]
+    assert engine.held.block_of == {ROOT: ROOT, 2: 2}
+    assert engine.held.count == engine.spent.kv_tokens_peak == 19
+
+
+@pytest.mark.parametrize(("kv_tokens", "lowered"), [(LONGEST, True), (5_000, False)])
+def test_floors_that_do_not_fit_are_lowered(kv_tokens: int, lowered: bool) -> None:
+    """One path and its step fit the budget, floors of three tokens a block do not."""
+    search = searching("extractive", kv_tokens)
+    search.rounds(8)
+    blocks = search.engine.held.blocks.values()
+    assert any(len(block.there) < min(3, len(block.tokens)) for block in blocks) == lowered
+    assert (search.engine.spent.rehydrated_tokens > 0) == lowered
+
+
+async def test_costs_of_both_engines_come_together(tmp_path: Path) -> None:
+    """Tokens drawn here, tokens scored there; lossy, though draws follow seeds all the same."""
+    llama = make_checkpoint(tmp_path / "llama", initializer_range=0.05)
+    engine, prompt = support.token_eviction(llama, "extractive", 200), support.PROMPT
+    able = engine.capabilities
+    assert (able.engine, able.exact, able.reproducible) == ("token_eviction", False, "seeded")
+    branches = [Branch(ROOT, i, prompt, 7 + i, 10, i + 1) for i in range(2)]
+    steps = await engine.expand("tree", branches, Sampling(stop=()))
+    paths = [Trajectory(1, (steps[0].tokens,), (steps[0].text,))]
+    assert await engine.score("tree", prompt, "", paths) == await support.reference(llama).score(
+        "tree", prompt, "", paths
+    )
     cost = await engine.release("tree")
     lengths = [len(step.tokens) for step in steps]
     assert cost.decoded_tokens == sum(lengths)
-    assert cost.prefilled_tokens == len(PROMPT) + 1
-    assert cost.prm_tokens == len(PROMPT) + lengths[0] + 1
-    assert len(PROMPT) + max(lengths) <= cost.kv_tokens_peak <= len(PROMPT) + sum(lengths)
-    assert (await engine.usage()).kv_tokens_active == 0
-    assert await engine.release("tree") == Counters()
-
-
-async def test_trees_do_not_share(llama: Path) -> None:
-    """The same prompt twice is held twice, each in its own budget, and says the same."""
-    engine = token_eviction(llama, "extractive", 100)
-    one = await engine.expand("one", branches(2, 10), Sampling(stop=()))
-    two = await engine.expand("two", branches(2, 10), Sampling(stop=()))
-    assert one == two
-    held = [drawing.held.count for drawing in engine.decoders.values()]
-    assert (await engine.usage()).kv_tokens_active == sum(held) == 2 * held[0]
-
-
-async def test_an_abort_stops_what_is_under_way(llama: Path) -> None:
-    """The call raises, nothing is held, and the engine goes on with the next tree."""
-    engine = token_eviction(llama, "extractive", 500)
-    call = asyncio.ensure_future(engine.expand("tree", branches(1, 400), ENDLESS))
-    while "tree" not in engine.decoders:
-        await asyncio.sleep(0.001)
-    await engine.abort("tree")
-    with pytest.raises(EngineError, match="'tree' was aborted"):
-        await call
-    assert engine.decoders == {}
-    assert await engine.expand("tree", branches(1, 3), Sampling(stop=()))
-
-
-async def test_a_cancelled_round_ends_before_the_next_one_begins(llama: Path) -> None:
-    """Its slots are free again, and the tree may go on."""
-    engine = token_eviction(llama, "extractive", 500)
-    call = asyncio.ensure_future(engine.expand("tree", branches(1, 400), ENDLESS))
-    while "tree" not in engine.decoders:
-        await asyncio.sleep(0.001)
-    call.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await call
-    drawing = engine.decoders["tree"]
-    drawing.check()
-    assert drawing.held.count == len(PROMPT)
-    assert await engine.expand("tree", branches(1, 3), Sampling(stop=()))
-
-
-async def test_what_cannot_be_drawn_is_refused(llama: Path) -> None:
-    """A path over the context, one over the budget, a tree that begins in its middle."""
-    engine = token_eviction(llama, "extractive", 60)
-    with pytest.raises(PrefixTooLong, match="the context of 512"):
-        await engine.expand("tree", branches(1, 500), ENDLESS)
-    with pytest.raises(PrefixTooLong, match="do not fit kv_tokens 60"):
-        await engine.expand("tree", branches(1, 60), ENDLESS)
-    with pytest.raises(EngineError, match="parent: node 3 of tree 'other' has no KV"):
-        await engine.expand("other", [Branch(3, 0, PROMPT, 1, 5, 4)], ENDLESS)
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (("mru", 10), "kv_policy: 'mru'; one of extractive, "),
-        (("extractive", 0), "kv_tokens: 0; at least 1"),
-        (("h2o", 10, 0.0), r"share: 0\.0; more than 0"),
-    ],
-)
-def test_wrong_options_are_refused_by_name(options: tuple, said: str) -> None:
-    """The field, its value and what is allowed."""
-    with pytest.raises(ValueError, match=said):
-        TokenEvictionOptions(*options)
+    assert cost.prefilled_tokens == len(prompt) + 1
+    assert cost.prm_tokens == len(prompt) + lengths[0] + 1
+    assert len(prompt) + max(lengths) <= cost.kv_tokens_peak <= len(prompt) + sum(lengths)

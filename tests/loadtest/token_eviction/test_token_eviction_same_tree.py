@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.token_eviction.token_eviction_baselines import STREAMS
+from loadtest.token_eviction.token_eviction_policies import STREAMS
 from tests.loadtest.token_eviction.support import PROMPT, SPECS, grow, reference, token_eviction
 from tests.runtime.tiny_models import ARCHITECTURES, make_checkpoint
 
