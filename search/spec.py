@@ -214,6 +214,9 @@ class SearchSpec(BaseModel):
         description="leaves that beam, and subtrees that dvts keeps; default: the rounded-up root "
         "of width",
     )
+    filter_duplicates: bool = Field(
+        default=True, description="beam: equal leaves are one of the kept ones"
+    )
     budget_weight: float = Field(
         default=1.0, ge=0.0, le=100.0, description="ETS: what KV costs, the paper's lambda_b"
     )

@@ -16,19 +16,26 @@ class Beam(LevelPolicy):
 
     The published code rounds each beam's share up and so exceeds its width; here the shares add up
     to it: the remainder goes to the better beams. Ties, in keeping and in sharing: the lower id.
+    With ``filter_duplicates``, as in the published recipes, leaves that say the same from the root
+    on are one beam: else the best step, drawn often, soon is every beam. Where there are fewer
+    distinct leaves than beams, those share the width.
     """
 
     width: int
     beams: int
+    filter_duplicates: bool = True
     scores: ClassVar[Scores] = Scores.ALL
 
     @classmethod
     def from_spec(cls, spec: SearchSpec) -> Beam:
         """The policy as the spec sets it; ``beams`` defaults to the rounded-up root of width."""
-        return cls(spec.width, beams_of(spec))
+        return cls(spec.width, beams_of(spec), spec.filter_duplicates)
 
     def share(self, tree: Tree, leaves: list[Node], spend: int) -> Round:
         """The best leaves, evenly."""
-        ranked = [node.id for node in by_reward(leaves, "beam")]
-        keep = min(self.beams, spend)
-        return Round(share_evenly(spend, ranked[:keep]), tuple(sorted(ranked[keep:])))
+        ranked: dict[int, int] = {}
+        for leaf in by_reward(leaves, "beam"):
+            ranked.setdefault(leaf.first if self.filter_duplicates else leaf.id, leaf.id)
+        kept = list(ranked.values())[: min(self.beams, spend)]
+        dropped = (leaf.id for leaf in leaves if leaf.id not in kept)
+        return Round(share_evenly(spend, kept), tuple(sorted(dropped)))
