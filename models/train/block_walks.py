@@ -22,6 +22,8 @@ LATER_SHARE = 0.85
 """Of the moves behind a fault: so many are the best of what is shown."""
 SOON_SHARE = 0.3
 """Of the walks that wasted a move: so many claim to be there without being it."""
+MISCOPIED_SHARE = 0.25
+"""Of the moves that are none: so many lose a block or show one twice, and end the walk."""
 
 
 def walk(question: str, rng: random.Random) -> list[str]:
@@ -34,6 +36,9 @@ def walk(question: str, rng: random.Random) -> list[str]:
     most = puzzle.moves + (0 if rng.random() < SOON_SHARE else rng.choice((2, 4)))
     while state != puzzle.goal and len(steps) < most:
         kind = rng.random()
+        if not faulty and kind >= 1 - MISCOPIED_SHARE * (1 - BEST_SHARE - LEGAL_SHARE):
+            steps.append(miscopied(state, rng))
+            break
         if faulty or kind < BEST_SHARE + LEGAL_SHARE:
             share = LATER_SHARE if faulty else float(kind < BEST_SHARE)
             action, after = _move(state, puzzle, rng, best=rng.random() < share)
@@ -66,6 +71,20 @@ def no_move(state: State, rng: random.Random) -> tuple[str, State]:
         return action, rng.choice(wrong)
     near = [one for one in _disturbed(state) if one[0] not in legal]
     return rng.choice(near) if near else _unknown(state, rng)
+
+
+def miscopied(state: State, rng: random.Random) -> str:
+    """A legal move, shown with a block lost or there twice."""
+    action, after = rng.choice(list(moves(state)))
+    stacks = [list(stack) for stack in after.stacks]
+    height, stack = rng.choice([(h, stack) for stack in stacks for h in range(len(stack))])
+    if rng.random() < 0.5:
+        stack.pop(height)
+    else:
+        stacks.append([])
+        rng.choice(stacks).append(stack[height])
+    shown = tuple(sorted(tuple(stack) for stack in stacks if stack))
+    return f"{action}: {show_state(State(shown, after.hand))}"
 
 
 def _disturbed(state: State) -> list[tuple[str, State]]:

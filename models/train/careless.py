@@ -50,7 +50,7 @@ def _attempt(question: str, rng: random.Random, slips: float) -> list[str] | Non
             return None
         said, who, number = rng.choice(ways)
         if rng.random() < slips:
-            heard = _misquoted(known, said, rng)
+            heard = misquoted(known, said, rng)
             said, who, number = next(
                 (way for way in conclusions(story, heard) if way[1] == who), (said, who, number)
             )
@@ -61,7 +61,7 @@ def _attempt(question: str, rng: random.Random, slips: float) -> list[str] | Non
     return [*steps, f"{ANSWER_PREFIX}{known[story.who]}."]
 
 
-def _misquoted(known: dict[str, int], said: str, rng: random.Random) -> dict[str, int]:
+def misquoted(known: dict[str, int], said: str, rng: random.Random) -> dict[str, int]:
     """What is known, but for one number that is quoted."""
     quoted = [who for who, number in known.items() if f"{who} has {number}" in said]
     who = rng.choice(quoted)

@@ -24,7 +24,7 @@ def misread(question: str, rng: random.Random) -> list[str] | None:
     for _ in range(TRIES):
         place = rng.choice(places)
         wrong = list(story.facts)
-        wrong[place] = _taken_for(story, story.facts[place], rng)
+        wrong[place] = taken_for(story, story.facts[place], rng)
         told = story_text(story._replace(facts=tuple(wrong)))
         steps = _worked_out(task, told, rng)
         if steps and not all(task.check(question, STEP_BREAK.join(steps)).steps):
@@ -45,16 +45,22 @@ def _number(word: str) -> bool:
     return word.strip(".,").lstrip("-").isdigit()
 
 
-def _taken_for(story: Story, fact: Fact, rng: random.Random) -> Fact:
-    """The fact told the other way round, with another's words, or of somebody else."""
+def taken_for(story: Story, fact: Fact, rng: random.Random) -> Fact:
+    """The fact told the other way round, with another's words, or of somebody else.
+
+    Of several people taken together one may be missing, be somebody else or be named twice.
+    """
     people = sorted({f.who for f in story.facts} | {o for f in story.facts for o in f.others})
     strangers = [who for who in people if who != fact.who and who not in fact.others]
     if fact.kind == "together":
         others = list(fact.others)
+        place = rng.randrange(len(others))
         if len(others) > 2 and rng.random() < 0.4:
-            others.pop(rng.randrange(len(others)))
-        elif strangers:
-            others[rng.randrange(len(others))] = rng.choice(strangers)
+            others.pop(place)
+        elif strangers and rng.random() < 0.6:
+            others[place] = rng.choice(strangers)
+        else:
+            others[place] = others[place - 1]
         return fact._replace(others=tuple(others))
     way = rng.choice(("round", "round", "words", "words", "other", "who"))
     if way == "round":

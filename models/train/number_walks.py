@@ -62,7 +62,7 @@ def _towards(numbers: Numbers, target: int, rng: random.Random, share: float) ->
 
 def near_miss(numbers: Numbers, target: int, rng: random.Random) -> tuple[Move, str]:
     """An illegal step, as what it claims to be, and its text."""
-    wrong = rng.choice((_wrong_result, _wrong_result, _wrong_operand, _wrong_rest))
+    wrong = rng.choice((_wrong_result, _wrong_result, _wrong_operand, _wrong_rest, _swapped))
     return wrong(numbers, target, rng)
 
 
@@ -124,4 +124,23 @@ def _wrong_rest(numbers: Numbers, target: int, rng: random.Random) -> tuple[Move
     if tuple(sorted(left)) == made.left:
         left.append(made.b)
     move = made._replace(left=tuple(sorted(left)))
+    return move, step_text(move)
+
+
+def _swapped(numbers: Numbers, target: int, rng: random.Random) -> tuple[Move, str]:
+    """A right equation, behind which a number just used stands in the place of one that was not."""
+    made = _towards(numbers, target, rng, 0.5)
+    rest = list(made.left)
+    rest.remove(made.result)
+    swaps = [
+        tuple(sorted((*rest[:place], used, *rest[place + 1 :], made.result)))
+        for place in range(len(rest))
+        for used in (made.a, made.b)
+        if used != rest[place]
+    ]
+    if not swaps:
+        return _wrong_result(numbers, target, rng)
+    tempting = [left for left in swaps if reachable(left, target)]
+    left = rng.choice(tempting if tempting and rng.random() < TEMPTING_SHARE else swaps)
+    move = made._replace(left=left)
     return move, step_text(move)

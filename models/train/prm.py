@@ -20,7 +20,7 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
 
 from models.tasks import TASKS
 from models.tasks.task import STEP_BREAK
-from models.train import block_walks, checkpoint, number_walks
+from models.train import block_walks, checkpoint, number_walks, story_walks
 from models.train.batches import IGNORED, MicroBatch, Row, load_tokenizer
 from models.train.labelled import Labelled, label
 from models.train.network import decoder_layers, read_out, streams
@@ -49,8 +49,11 @@ WALKS = {
     "game24": number_walks.walk,
     "countdown": number_walks.walk,
     "blocksworld": block_walks.walk,
+    "wordproblem": story_walks.walk,
 }
+PUZZLES = ("blocksworld", "countdown", "game24")
 MOSTLY_PLANS = ("countdown", "game24", *["blocksworld"] * 4)
+MOSTLY_NUMBERS = (*["countdown"] * 3, *["game24"] * 3, "blocksworld", *["wordproblem"] * 2)
 
 
 class RewardPhase(NamedTuple):
@@ -72,7 +75,7 @@ class RewardPhase(NamedTuple):
     tasks: tuple[str, ...]
     walks: int = 0
     replies: int = 64
-    walked: tuple[str, ...] = tuple(sorted(WALKS))
+    walked: tuple[str, ...] = PUZZLES
 
 
 class LabelIds(NamedTuple):
@@ -100,6 +103,7 @@ PHASES = {
     "plan": RewardPhase(
         55, "prm", 0.5, 10.0, 8, 5.0, 12, (*TASKS, "blocksworld"), 32, 32, MOSTLY_PLANS
     ),
+    "mend": RewardPhase(50, "prm", 0.5, 10.0, 8, 5.0, 12, tuple(TASKS), 36, 28, MOSTLY_NUMBERS),
 }
 
 

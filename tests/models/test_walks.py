@@ -7,10 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from models.tasks import TASKS
-from models.tasks.blocksworld import Puzzle, State, ask, distance, moves
+from models.tasks.blocksworld import Puzzle, State, ask, distance, moves, step_texts
 from models.tasks.number_puzzle import replay_step
+from models.tasks.story import conclusions, parse_story
+from models.tasks.story import given as facts_given
 from models.tasks.task import STEP_BREAK
-from models.train import block_walks, number_walks
+from models.train import block_walks, number_walks, story_walks
 from models.train.batches import load_tokenizer
 from models.train.prm import WALKS, walked
 
@@ -39,6 +41,28 @@ def test_no_move_is_none_of_its_state(seed: int) -> None:
         state = rng.choice([after for _, after in moves(state)])
     action, after = block_walks.no_move(state, rng)
     assert dict(moves(state)).get(action) != after
+
+
+@settings(max_examples=60, deadline=None)
+@given(SEEDS)
+def test_a_miscopied_state_is_none_of_a_move(seed: int) -> None:
+    """A block is lost or there twice, whatever the move."""
+    rng = random.Random(seed)
+    state = State((("a", "c"), ("b",), ("d",)), "")
+    assert block_walks.miscopied(state, rng) not in step_texts(state)
+
+
+@settings(max_examples=60, deadline=None)
+@given(SEEDS)
+def test_a_near_miss_of_a_story_does_not_follow(seed: int) -> None:
+    """Neither what is known nor the facts give it."""
+    rng = random.Random(seed)
+    story = parse_story(TASKS["wordproblem"].lesson(rng)[0])
+    assert story is not None
+    known = facts_given(story)
+    miss = story_walks.near_miss(story, known, rng)
+    assert miss is not None
+    assert miss[0] not in {text for text, _, _ in conclusions(story, known)}
 
 
 @pytest.mark.parametrize("name", sorted(WALKS))
@@ -86,6 +110,6 @@ def test_a_walked_row_has_a_label_a_step() -> None:
 
 def test_other_questions_are_refused() -> None:
     """Each walk knows its own puzzles."""
-    for walk in {number_walks.walk, block_walks.walk}:
+    for walk in {number_walks.walk, block_walks.walk, story_walks.walk}:
         with pytest.raises(ValueError, match="not a"):
             walk("How many apples does Dan have?", random.Random(0))

@@ -1,0 +1,118 @@
+"""Word problems worked out as a search does: right conclusions, and near misses gone on from.
+
+Endless and exactly labelled. A near miss is what a policy writes that loses its place: a fact read
+as another one, a number quoted wrong or before it is known, a sum that comes out wrong, other
+things counted than those asked for.
+"""
+
+import random
+
+from models.tasks.story import THINGS, Story, conclusions, given, parse_story, ways_on
+from models.tasks.task import ANSWER_PREFIX
+from models.train.careless import NUMBERS, TRIES, misquoted
+from models.train.misreading import taken_for
+
+MISS_SHARE = 0.2
+"""Of the conclusions up to the first near miss."""
+ASIDE_SHARE = 0.15
+"""Of the conclusions: so many may be any that follow, whether the answer needs them or not."""
+OFF_BY = (-20, -10, -3, -2, -1, 1, 2, 3, 10, 20)
+
+Conclusion = tuple[str, str, int]
+"""A step's text, of whom it tells, and the number."""
+
+
+def walk(question: str, rng: random.Random) -> list[str]:
+    """The steps of one walk, its answer line included. Raises ValueError for no word problem."""
+    story = parse_story(question)
+    if story is None:
+        raise ValueError(f"not a word problem: {question!r}")
+    for _ in range(TRIES):
+        steps = _attempt(story, rng)
+        if steps:
+            return steps
+    raise ValueError(f"no walk of {question!r} comes to an end")
+
+
+def _attempt(story: Story, rng: random.Random) -> list[str]:
+    """None where a near miss left no way on, or a number too large to be said."""
+    known, steps, faulty = given(story), [], False
+    while story.who not in known:
+        ways = ways_on(story, known)
+        if not ways or rng.random() < ASIDE_SHARE:
+            ways = list(conclusions(story, known))
+        miss = None
+        if not faulty and rng.random() < MISS_SHARE:
+            miss = near_miss(story, known, rng)
+        faulty = faulty or miss is not None
+        if miss is None and not ways:
+            return []
+        text, who, number = miss or rng.choice(ways)
+        if number not in NUMBERS:
+            return []
+        known[who] = number
+        steps.append(text)
+    return [*steps, f"{ANSWER_PREFIX}{known[story.who]}."]
+
+
+def near_miss(story: Story, known: dict[str, int], rng: random.Random) -> Conclusion | None:
+    """A conclusion that does not follow from what is known; None where none was found."""
+    legal = {text for text, _, _ in conclusions(story, known)}
+    for _ in range(TRIES):
+        kind = rng.choice((_misread, _misread, _misquoted, _guessed, _miscounted, _other_thing))
+        drawn = [one for one in kind(story, known, rng) if one[0] not in legal]
+        drawn = [one for one in drawn if one[1] not in known and one[2] in NUMBERS]
+        if drawn:
+            return rng.choice(drawn)
+    return None
+
+
+def _misread(story: Story, known: dict[str, int], rng: random.Random) -> list[Conclusion]:
+    """From a fact told the other way round, with another's words, or of somebody else."""
+    facts = list(story.facts)
+    place = rng.choice([i for i, fact in enumerate(facts) if fact.kind != "base"])
+    facts[place] = taken_for(story, facts[place], rng)
+    return list(conclusions(story._replace(facts=tuple(facts)), known))
+
+
+def _misquoted(story: Story, known: dict[str, int], rng: random.Random) -> list[Conclusion]:
+    """From somebody's number quoted wrong."""
+    drawn = list(conclusions(story, known))
+    if not drawn:
+        return []
+    text, who, _ = rng.choice(drawn)
+    return [one for one in conclusions(story, misquoted(known, text, rng)) if one[1] == who]
+
+
+def _guessed(story: Story, known: dict[str, int], rng: random.Random) -> list[Conclusion]:
+    """From a number that is not known yet, as if it were another's."""
+    people = {other for fact in story.facts for other in fact.others} - known.keys()
+    if not people or not known:
+        return []
+    heard = known | {rng.choice(sorted(people)): rng.choice(list(known.values()))}
+    return list(conclusions(story, heard))
+
+
+def _miscounted(story: Story, known: dict[str, int], rng: random.Random) -> list[Conclusion]:
+    """With a sum that comes out wrong."""
+    off = rng.choice(OFF_BY)
+    return [
+        (_with_result(text, number, number + off), who, number + off)
+        for text, who, number in conclusions(story, known)
+    ]
+
+
+def _with_result(text: str, right: int, claimed: int) -> str:
+    """The step with another number at the end of its last sum, and behind it."""
+    head, _, tail = text.rpartition(f"= {right}")
+    end = tail.replace(f"has {right}.", f"has {claimed}.")
+    return f"{head}= {claimed}{end}"
+
+
+def _other_thing(story: Story, known: dict[str, int], rng: random.Random) -> list[Conclusion]:
+    """About other things than those asked for."""
+    other = rng.choice([thing for thing in THINGS if thing != story.thing])
+    return [
+        (text.replace(story.thing, other), who, number)
+        for text, who, number in conclusions(story, known)
+    ]
