@@ -39,6 +39,7 @@ DIALS: Mapping[str, Mapping[str, Any]] = {
     "rebase mass .5": {"policy": "rebase", "mass": 0.5},
     "rebase mass .5 floor 3": {"policy": "rebase", "mass": 0.5, "floor_levels": 3},
     "rebase floor 3": {"policy": "rebase", "floor_levels": 3},
+    "beam": {"policy": "beam"},
     "ets": {"policy": "ets"},
     "dora": {"policy": "dora"},
     "dora .1": {"policy": "dora", "similarity_temperature": 0.1},
@@ -63,6 +64,7 @@ COLUMNS = (
     "width",
     "accuracy",
     "pass_at_n",
+    "illegal_replies",
     "tokens",
     "tokens_to_best_of_n",
     "sampler_diff",
@@ -138,6 +140,7 @@ def rows_of(task: str, searched: Sequence[Results], seeds: int) -> list[dict[str
                 "accuracy": results.accuracy,
                 "accuracy_ci95": clustered95(results.correct, n),
                 "pass_at_n": sum(r.any_correct for r in results.results) / len(results.results),
+                "illegal_replies": illegal_replies(results),
                 "tokens": tokens(results),
                 "tokens_to_best_of_n": _share(results, searched, yardstick),
                 "sampler": None if sampler is None else sampler.method.name,
@@ -155,6 +158,12 @@ def rows_of(task: str, searched: Sequence[Results], seeds: int) -> list[dict[str
 def tokens(results: Results) -> float:
     """Generated tokens a search, those of twins too."""
     return results.total(lambda stats: stats.generated_tokens) / len(results.results)
+
+
+def illegal_replies(results: Results) -> float | None:
+    """The share of chosen replies with a step that the rules forbid; None where there is none."""
+    known = [result.illegal for result in results.results if result.illegal is not None]
+    return sum(known) / len(known) if known else None
 
 
 def gains(mine: Results, other: Results, seeds: int) -> list[float]:

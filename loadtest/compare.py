@@ -95,5 +95,8 @@ async def compare(
 
 def result_of(item: Item, outcome: Outcome, rounds: tuple[Round, ...] = ()) -> Result:
     """What a search of an item came to; ``rounds``: its decisions, where they are kept."""
-    trial = judge(TASKS[item.task], item.question, outcome)
-    return Result(trial.correct, trial.any_correct, outcome.stats, outcome.digest, rounds)
+    task = TASKS[item.task]
+    trial = judge(task, item.question, outcome)
+    fault = task.first_illegal(item.question, outcome.text)
+    illegal = None if outcome.chosen is None else fault is not None
+    return Result(trial.correct, trial.any_correct, illegal, outcome.stats, outcome.digest, rounds)

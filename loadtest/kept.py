@@ -25,11 +25,13 @@ class Result:
     """What a method made of one item: right or not, the numbers and the digest; the tree itself is
     let go.
 
-    ``rounds``: its decisions, for who wants to repeat them.
+    ``illegal``: whether the chosen reply has a step that the rules forbid, None where there is no
+    reply. ``rounds``: its decisions, for who wants to repeat them.
     """
 
     correct: bool
     any_correct: bool
+    illegal: bool | None
     stats: SearchStats
     digest: str
     rounds: tuple[Round, ...]

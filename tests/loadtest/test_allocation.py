@@ -30,7 +30,7 @@ async def made(name: str, width: int, right: Sequence[int], tokens: int) -> Resu
     """Outcomes of questions, right or not, at so many tokens each."""
     cost = replace(await stats(), generated_tokens=tokens)
     method = Method(name, SearchSpec.model_validate({**DIALS[name], "width": width}))
-    return Results(method, [Result(bool(r), bool(r), cost, "00", ()) for r in right])
+    return Results(method, [Result(bool(r), bool(r), not r, cost, "00", ()) for r in right])
 
 
 async def test_rows_worked_by_hand() -> None:
@@ -51,7 +51,7 @@ async def test_rows_worked_by_hand() -> None:
     assert [row["narrower_diff_ci95"] for row in rows] == [None, None, [0.0, 0.5]]
     assert [row["hurts"] for row in rows] == [None, None, False]
     assert gains(searched[2], searched[0], 2) == [0.0, 0.5]
-    assert (rows[2]["n"], rows[2]["accuracy"]) == (2, 0.75)
+    assert (rows[2]["n"], rows[2]["accuracy"], rows[2]["illegal_replies"]) == (2, 0.75, 0.25)
 
 
 async def test_a_width_that_hurts_is_seen() -> None:
