@@ -11,7 +11,7 @@ from models.tasks.story import story_text
 from models.tasks.task import STEP_BREAK, split_of
 from models.train.careless import careless_lesson
 from models.train.drills import echo, recall, repeat, retell, sums
-from models.train.judge import judge_lesson
+from models.train.judge_prompts import judge_lesson
 from models.train.verdicts import Verdicts
 
 MIXTURE = {

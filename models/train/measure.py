@@ -32,7 +32,7 @@ from models.train.batches import (
 )
 from models.train.checkpoint import load_model
 from models.train.corpus import Example
-from models.train.judge import judge_prompt
+from models.train.judge_prompts import judge_prompt
 from models.train.labelled import Labelled, flat, label
 from models.train.network import logits_at
 from models.train.rows import scored_row, sign_ids

@@ -21,7 +21,7 @@ from models.tasks import TASKS
 from models.tasks.task import STEP_BREAK, Task, split_steps
 from models.train.batches import load_tokenizer, prompt_ids, text_of
 from models.train.checkpoint import CACHE, load_model
-from models.train.judge import corrupt
+from models.train.judge_prompts import corrupt
 from models.train.labelled import Labelled, flat, label
 from models.train.sampling import Sampler
 from models.train.taught import taught

@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 from models.tasks.task import STEP_BREAK, Task
 from models.train.careless import careless
-from models.train.judge import corrupt
+from models.train.judge_prompts import corrupt
 from models.train.labelled import Labelled, label
 from models.train.misreading import misread
 from models.train.tokenizer import END

@@ -4,7 +4,7 @@ import random
 from typing import NamedTuple
 
 from models.tasks import TASKS
-from models.train.judge import JudgeExample, judgement
+from models.train.judge_prompts import JudgeExample, judgement
 
 BEYOND_SHARE = 0.2
 """How often a prefix goes on past the first fault, as a search that missed it would."""

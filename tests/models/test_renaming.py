@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from models.tasks import TASKS
 from models.tasks.task import STEP_BREAK
 from models.train.batches import Row, load_tokenizer, text_of
-from models.train.judge import corrupt
+from models.train.judge_prompts import corrupt
 from models.train.renaming import renamed
 
 STORIES = TASKS["wordproblem"]

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadtest.reference_engine import ReferenceEngine, ReferenceOptions
-from models.train.judge import judge_prompt
+from models.train.judge_prompts import judge_prompt
 from runtime.embedded.embedded_engine import EmbeddedEngine
 from runtime.embedded.options import EngineOptions
 from runtime.judge import Judge

@@ -6,7 +6,7 @@ from models.tasks import TASKS
 from models.tasks.task import STEP_BREAK
 from models.train.batches import IGNORED, encode, load_tokenizer
 from models.train.corpus import Example
-from models.train.judge import corrupt, judge_lesson, judge_prompt, judgement
+from models.train.judge_prompts import corrupt, judge_lesson, judge_prompt, judgement
 from models.train.verdicts import Reply, Verdicts
 
 QUESTION = "Use 4 9 10 13 to make 24."
