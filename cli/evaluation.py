@@ -36,7 +36,8 @@ from search.tree_json import to_json
 from server.assemble import running
 from server.limits import context_for
 from server.reply_text import Answers, answers_to
-from server.search_names import tuned_searches, what_is_run
+from server.requested_search import what_is_run
+from server.service import tuned_searches
 from server.settings import Settings
 from server.tree_log import TreeLog
 

@@ -12,7 +12,7 @@ from search.policies.registry import POLICIES
 from search.spec import PolicyName, SearchSpec, VoteName
 from search.vote import vote_name
 from server.limits import needs_rewards
-from server.search_names import judged
+from server.reward_settings import judged
 from server.settings import Settings
 
 USUAL_POLICIES: Sequence[PolicyName] = (

@@ -23,7 +23,7 @@ from cli.successive_halving import (
     worth_it,
 )
 from search.spec import SearchSpec
-from server.search_names import models_of
+from server.reward_settings import models_of
 from server.settings import Settings
 from server.tuned import TunedEffort, TunedSearch, TunedSearches
 

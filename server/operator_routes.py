@@ -10,8 +10,8 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from search.engine import EngineDown, EngineError, Usage
 from server.api_errors import shutting_down
+from server.requested_search import model_names, resolve_model
 from server.reward_settings import judges
-from server.search_names import model_names, resolve_model
 from server.service import Service
 from server.settings import Settings
 

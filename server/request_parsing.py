@@ -37,8 +37,16 @@ from server.request_models import (
     refuse_unsupported,
     stop_strings,
 )
-from server.requested_search import SEEDS, joined, plain_params, seed_of, settled, spec_of
-from server.search_names import effort_fields, resolve_model
+from server.requested_search import (
+    SEEDS,
+    effort_fields,
+    joined,
+    plain_params,
+    resolve_model,
+    seed_of,
+    settled,
+    spec_of,
+)
 from server.service import Service
 from server.settings import Settings
 from server.tool_calls import CallReader, CallsRead

@@ -1,22 +1,30 @@
-"""The search that a request asks for: what it says, what its model's name and the server say."""
+"""The search that a request asks for: by its own fields, a model's alias, ``auto`` or an effort."""
 
 from __future__ import annotations
 
+import re
 import secrets
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, get_args
 
 from search.capabilities import Capabilities
 from search.engine import LogitsParams
-from search.outcome_rewards import OUTCOME_POLICY, outcome_refusal
-from search.spec import RequestedSearch, SearchSpec
+from search.outcome_rewards import OUTCOME_POLICY, outcome_policies, outcome_refusal
+from search.spec import AUTO_POLICY, PolicyName, RequestedSearch, SearchSpec
 from search.vote import CONFIDENCES
-from server.api_errors import bad_value, unsupported
+from server.api_errors import ApiError, bad_value, echo, unsupported
 from server.api_keys import ApiKey
 from server.limits import apply_limits, lowered, needs_rewards, policy_needs_rewards
-from server.request_models import GenerationRequest
-from server.search_names import auto_fields, resolve_model, without_auto
+from server.request_models import Effort, GenerationRequest
+from server.reward_settings import judged
 from server.service import Service
+from server.settings import Settings
+from server.tuned import TunedSearches
 
+EFFORT_POLICY: PolicyName = "ets"
+"""The policy behind ``reasoning_effort``: the one place to change it."""
+EFFORT_WIDTH = {"low": 4, "medium": 16, "high": 64, "xhigh": 256}
+LISTED_WIDTHS = (4, 16, 64)
 SEEDS = 2**63
 
 
@@ -115,3 +123,73 @@ def must_be_honoured(
 def seed_of(request: GenerationRequest) -> int:
     """The seed that it names, or one drawn at random."""
     return secrets.randbelow(SEEDS) if request.seed is None else request.seed % SEEDS
+
+
+def resolve_model(name: str, settings: Settings) -> dict[str, Any]:
+    """What an alias such as ``sprig:rebase-16`` asks of a search; {} for the model's own name.
+
+    Raises ApiError when there is no such model.
+    """
+    if name == settings.model:
+        return {}
+    if name == f"{settings.model}:{AUTO_POLICY}":
+        return {"policy": AUTO_POLICY}
+    policies = "|".join((*get_args(PolicyName), AUTO_POLICY))
+    alias = re.fullmatch(rf"{re.escape(settings.model)}:({policies})-([1-9]\d{{0,5}})", name)
+    if alias is None or int(alias[2]) > settings.max_width:
+        names = f"{settings.model!r} and aliases such as {settings.model + ':rebase-16'!r}"
+        message = f"model: {echo(name)} does not exist; this server has {names}"
+        raise ApiError(404, "model_not_found", message, param="model")
+    return {"policy": alias[1], "width": int(alias[2])}
+
+
+def model_names(settings: Settings, *, outcome: bool = False) -> list[str]:
+    """The model and the aliases worth listing; ``outcome``: of its reward model."""
+    aliases = [
+        f"{settings.model}:{policy}-{width}"
+        for policy in (outcome_policies() if outcome else get_args(PolicyName))
+        for width in LISTED_WIDTHS
+        if width <= settings.max_width
+    ]
+    return [settings.model, f"{settings.model}:{AUTO_POLICY}", *aliases]
+
+
+def auto_fields(
+    settings: Settings, able: Capabilities, tuned: TunedSearches | None
+) -> dict[str, Any]:
+    """The fields of a search that policy ``auto`` stands for: those of the tuned file; without one
+    the policy that suits what judges steps, if anything does."""
+    if tuned is not None and tuned.auto is not None:
+        return tuned.auto.fields
+    if not judged(settings, able):
+        return {"policy": "self_consistency"}
+    return {"policy": OUTCOME_POLICY if able.outcome else "adaptive"}
+
+
+def effort_fields(
+    effort: Effort, able: Capabilities, tuned: TunedSearches | None
+) -> dict[str, Any] | None:
+    """The fields of the search behind a ``reasoning_effort``, None for a plain reply."""
+    for name, one in ({} if tuned is None else tuned.reasoning_effort).items():
+        if name == effort:
+            return one.fields
+    if effort not in EFFORT_WIDTH:
+        return None
+    policy = OUTCOME_POLICY if able.outcome else EFFORT_POLICY
+    return {"policy": policy, "width": EFFORT_WIDTH[effort]}
+
+
+def without_auto(asked: Mapping[str, Any], auto: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
+    """Fields of a search with those of ``auto`` in place of a policy of that name; what is asked
+    wins."""
+    if asked.get("policy") != AUTO_POLICY:
+        return dict(asked)
+    return {**auto(), **{name: value for name, value in asked.items() if name != "policy"}}
+
+
+def what_is_run(
+    asked: SearchSpec, settings: Settings, able: Capabilities, tuned: TunedSearches | None
+) -> SearchSpec:
+    """The search that is asked for, by a policy's own name."""
+    fields = asked.model_dump(exclude_unset=True)
+    return SearchSpec(**without_auto(fields, lambda: auto_fields(settings, able, tuned)))

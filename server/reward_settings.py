@@ -6,7 +6,8 @@ from models.catalog import hub_name
 from runtime.checkpoint import architecture
 from runtime.reward_format import REWARD_FORMATS, reward_format
 from runtime.verifiers.verifier import URLS
-from server.model_settings import AUTO
+from search.capabilities import Capabilities
+from server.model_settings import AUTO, served_name
 from server.settings import Settings, SettingsError, variable
 
 
@@ -27,6 +28,11 @@ def verified_alone(settings: Settings) -> bool:
     return form.reads == "logprob" or (form.needs_model and settings.reward_model is None)
 
 
+def judged(settings: Settings, able: Capabilities) -> bool:
+    """Whether anything judges replies, not the policy model's own log-probabilities alone."""
+    return able.scores and (settings.verifier is not None or not verified_alone(settings))
+
+
 def judges(settings: Settings) -> dict[str, str | None]:
     """The names of the reward model and of the verifier, not where the operator has them."""
     prm, verifier = settings.reward_model, settings.verifier
@@ -34,3 +40,8 @@ def judges(settings: Settings) -> dict[str, str | None]:
         "reward_model": prm and (hub_name(prm) or "/".join(prm.parts[-2:])),
         "verifier": "endpoint" if (verifier or "").startswith(URLS) else verifier,
     }
+
+
+def models_of(settings: Settings) -> dict[str, str | None]:
+    """The names of the models and of the verifier, as a tuned file has them."""
+    return {"policy_model": served_name(settings.policy_model), **judges(settings)}

@@ -31,8 +31,8 @@ from server.request_models import (
     whole_number,
 )
 from server.request_parsing import build_prompt
+from server.requested_search import resolve_model
 from server.scoring import ReplySteps
-from server.search_names import resolve_model
 from server.service import Service
 from server.unsupported_parameters import SCORE
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import hashlib
+import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -15,26 +16,29 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from runtime.profiles import PROFILES, Profile
 from runtime.text import Text
+from search.capabilities import Capabilities
 from search.engine import Engine
+from search.outcome_rewards import outcome_refusal
 from server.admission import Admission
 from server.api_keys import ApiKeys
 from server.kept_searches import SearchStore
-from server.limits import Quotas, TypicalCost
+from server.limits import Quotas, TypicalCost, needs_rewards
 from server.prometheus_metrics import Metrics
 from server.reply_schema import CompiledSchemas
 from server.reply_text import opens_reasoning
 from server.request_models import IgnoredFields
-from server.search_names import tuned_searches
+from server.reward_settings import models_of
 from server.search_runner import SearchRunner
-from server.settings import Settings
+from server.settings import Settings, SettingsError, variable
 from server.thread_in_turn import thread_in_turn
 from server.tree_log import TreeLog
-from server.tuned import TunedSearches
+from server.tuned import TunedSearch, TunedSearches, read_tuned
 
 if TYPE_CHECKING:
     from server.tracing import Tracing
 
 T = TypeVar("T")
+log = logging.getLogger("hedgerow")
 
 LONG = 1 << 15
 """Characters from which a text is long; one of them takes tens of milliseconds."""
@@ -206,6 +210,32 @@ def add_model(service: Service, settings: Settings, engine: Engine, text: Text) 
         tokenizing=Tokenizing(),
         others={},
     )
+
+
+def tuned_searches(settings: Settings, able: Capabilities) -> TunedSearches | None:
+    """What the file of the settings says, None without one; a warning if it is of other models.
+
+    Raises SettingsError for a search that needs rewards that the engine does not give.
+    """
+    if settings.tuned is None:
+        return None
+    tuned = read_tuned(settings.tuned)
+    searches = {} if tuned.auto is None else {"auto": tuned.auto}
+    searches |= {f"reasoning_effort.{name}": one for name, one in tuned.reasoning_effort.items()}
+    for name, one in searches.items():
+        if (refused := _refusal(one, able)) is not None:
+            key = f"{variable('tuned')} = '{settings.tuned}'"
+            raise SettingsError(f"{key}: {name}.search.{refused[0]}: {refused[1]}")
+    if others := tuned.others_than(models_of(settings)):
+        log.warning("%s was tuned on other models (%s)", settings.tuned, "; ".join(others))
+    return tuned
+
+
+def _refusal(one: TunedSearch, able: Capabilities) -> tuple[str, str] | None:
+    """The field that the engine cannot do, and why."""
+    if needs_rewards(one.search) and not able.scores:
+        return "policy", f"{one.search.policy!r} and its vote need a reward model; there is none"
+    return outcome_refusal(one.search) if able.outcome else None
 
 
 def _runner(
