@@ -35,6 +35,7 @@ from search.tree import combined_digest
 from search.tree_json import to_json
 from server.assemble import running
 from server.limits import context_for
+from server.prompts import under_profile
 from server.reply_text import Answers, answers_to
 from server.requested_search import what_is_run
 from server.service import tuned_searches
@@ -149,7 +150,7 @@ async def _question(
 
 def problem_of(question: str, profile: Profile, text: Text) -> Problem:
     """A question as the policy model is asked it."""
-    asked = profile.asked([{"role": "user", "content": question}])
+    asked = under_profile([{"role": "user", "content": question}], profile)
     return Problem(tuple(text.encode_chat(asked)), question, profile.delimiter)
 
 

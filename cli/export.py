@@ -13,7 +13,7 @@ from models.tasks.task import Task
 from search.rollouts import RolloutStep, final_reward, rollout_steps
 from search.tree import ROOT, Node, Tree
 from search.tree_json import from_json
-from server.chat_messages import question_of
+from server.prompts import question_of
 
 ReturnOf = Callable[[Tree, Node], float | None]
 

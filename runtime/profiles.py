@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 
@@ -17,12 +17,6 @@ class Profile:
     name: str
     delimiter: str = "\n\n"
     system: str | None = None
-
-    def asked(self, messages: Sequence[Mapping[str, str]]) -> list[Mapping[str, str]]:
-        """A request's messages as a search puts them to the model."""
-        if self.system is None or any(message["role"] == "system" for message in messages):
-            return list(messages)
-        return [{"role": "system", "content": self.system}, *messages]
 
 
 _BOXED = r"Please reason step by step, and put your final answer within \boxed{}."

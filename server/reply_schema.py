@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 from collections import OrderedDict
@@ -14,7 +13,6 @@ from pydantic import WithJsonSchema
 from runtime.json_schemas import SchemaRefused, must_compile
 from search.capabilities import Capabilities
 from server.api_errors import bad_value, echo, unsupported
-from server.thread_in_turn import thread_in_turn
 
 if TYPE_CHECKING:
     from server.request_models import GenerationRequest
@@ -113,17 +111,14 @@ class AskedSchema(NamedTuple):
 
 
 class CompiledSchemas:
-    """Tries schemas before anything is drawn by them, one at a time beside the event loop."""
+    """Tries schemas before anything is drawn by them, for one caller at a time; a large one takes
+    long."""
 
     def __init__(self) -> None:
-        self._turn = asyncio.Lock()
         self._compiled: OrderedDict[bytes, None] = OrderedDict()
 
-    async def grammar(self, asked: AskedSchema) -> str:
+    def grammar(self, asked: AskedSchema) -> str:
         """It as the engines take it. Raises ApiError naming what in it cannot be held to."""
-        return await thread_in_turn(self._turn, lambda: self._try(asked))
-
-    def _try(self, asked: AskedSchema) -> str:
         grammar = asked.canonical()
         name = hashlib.sha256(grammar.encode()).digest()
         if name not in self._compiled:

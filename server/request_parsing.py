@@ -7,30 +7,32 @@ import logging
 import secrets
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jinja2 import TemplateError
-
-from runtime.text import Text
 from search.controller import Problem
-from search.engine import PrefixTooLong
 from search.spec import SearchSpec
-from server.api_errors import ApiError, bad_value, echo, prompt_too_long
+from server.api_errors import bad_value, prompt_too_long
 from server.api_keys import ApiKey
-from server.chat_messages import goes_on, plain_messages, question_of
 from server.continuation import Continuation, read_continuation
 from server.plain_completion import PlainCompletion
+from server.prompts import (
+    build_prompt,
+    goes_on,
+    plain_messages,
+    prompt_tokens,
+    question_of,
+    thinks,
+)
 from server.reply_logprobs import chat_logprobs_asked, text_logprobs_asked
 from server.reply_schema import schema_asked
-from server.reply_text import first_stop, opens_reasoning, split_reasoning
+from server.reply_text import first_stop, split_reasoning
 from server.request_models import (
     BranchRequest,
     ChatRequest,
     GenerationRequest,
     Message,
-    Prompt,
     SearchRequest,
     TextRequest,
     prompts_of,
@@ -50,7 +52,7 @@ from server.requested_search import (
 from server.service import Service
 from server.settings import Settings
 from server.tool_calls import CallReader, CallsRead
-from server.tool_requests import AskedTools, must_be_rendered, tool_template, tools_of
+from server.tool_requests import AskedTools, tools_of
 from server.unsupported_parameters import CHAT, TEXT
 
 log = logging.getLogger("hedgerow.requests")
@@ -141,9 +143,10 @@ async def parse_chat(request: ChatRequest, service: Service, key: ApiKey) -> Par
     messages = plain_messages(request.messages, service.settings.max_messages)
     rest = goes_on(request, messages, searched=spec is not None)
     searched = spec is not None
-    tools = await tools_of(request, service)
+    tools = await tools_of(request, service) if _sets_any(request, "tools", "tool_choice") else None
     shown = tools.tools if tools else ()
     problem = await build_prompt(messages, service, key, searched=searched, rest=rest, tools=shown)
+    with_logprobs = _sets_any(request, "logprobs", "top_logprobs")
     return _completion(
         request,
         messages,
@@ -155,7 +158,7 @@ async def parse_chat(request: ChatRequest, service: Service, key: ApiKey) -> Par
         chat=True,
         include_reasoning=bool(request.include_reasoning),
         in_reasoning=thinks(problem.prompt, service),
-        logprobs=chat_logprobs_asked(request, able),
+        logprobs=chat_logprobs_asked(request, able) if with_logprobs else None,
         grammar=await _grammar(request, service, tools),
         calls=tools.reader if tools else None,
     )
@@ -170,7 +173,7 @@ async def parse_completion(request: TextRequest, service: Service, key: ApiKey) 
         raise bad_value("prompt", f"one at a time is searched for, got {len(asked)}")
     if len(asked) > key.width:
         raise bad_value("prompt", f"at most {key.width} on this server, these are {len(asked)}")
-    prompts = [await _prompt_tokens(name, prompt, service, key) for name, prompt in asked.items()]
+    prompts = [await prompt_tokens(name, prompt, service, key) for name, prompt in asked.items()]
     first = next(iter(asked.values()))
     question = first if isinstance(first, str) else service.text.decode(first)
     problem = Problem(prompts[0], question, service.profile.delimiter)
@@ -313,78 +316,17 @@ async def _grammar(
     request: GenerationRequest, service: Service, tools: AskedTools | None = None
 ) -> str | None:
     """The schema that its replies are to fit, as engines take it. Raises ApiError."""
-    asked = schema_asked(request, service.runner.engine.capabilities)
+    asked = None
+    if _sets_any(request, "response_format", "structured_outputs", "guided_json"):
+        asked = schema_asked(request, service.runner.engine.capabilities)
     if tools is not None:
         asked = tools.schema_beside(asked)
-    return None if asked is None else await service.schemas.grammar(asked)
+    return None if asked is None else await service.grammar(asked)
 
 
-def thinks(prompt: Sequence[int], service: Service) -> bool:
-    """Whether a conversation's prompt has opened the reply's thought: as the template does, not as
-    somebody's words may."""
-    return service.thinks and opens_reasoning(prompt, service.text.encode)
-
-
-async def build_prompt(
-    messages: list[dict[str, Any]],
-    service: Service,
-    key: ApiKey,
-    *,
-    searched: bool,
-    rest: bool = False,
-    tools: Sequence[dict[str, Any]] = (),
-) -> Problem:
-    """Messages under the chat template, after the profile's system message if they are searched
-    for; ``rest``: the last one is gone on with; ``tools``: that the model is told of. Raises
-    ApiError if they do not fit the context, or for a call that the template leaves out."""
-    asked = service.profile.asked(messages) if searched else messages
-    if any("tool_calls" in message or message["role"] == "tool" for message in asked):
-        must_be_rendered(messages, await tool_template(service))
-    size = sum(len(message["content"]) for message in asked)
-    more: dict[str, Any] = {"open_reply": True} if rest else {}
-    if tools:
-        more["tools"], size = tools, size + len(repr(tools))
-
-    def encode(own: Text) -> list[int]:
-        return own.encode_chat(asked, **more)
-
-    try:
-        prompt = await _tokens(encode, size, "messages", service, key)
-    except (TemplateError, ValueError) as error:
-        raise bad_value("messages", f"the model's chat template refuses them: {error}") from None
-    return Problem(prompt, question_of(messages), service.profile.delimiter)
-
-
-async def _tokens(
-    encode: Callable[[Text], list[int]], size: int, field: str, service: Service, key: ApiKey
-) -> tuple[int, ...]:
-    """A prompt's ids, of ``size`` characters."""
-    try:
-        prompt = await service.tokenizing.run(service.text, size, encode)
-    except PrefixTooLong as error:
-        message = f"{field}: beyond this model's maximum context length: {error}"
-        raise ApiError(400, "context_length_exceeded", message, param=field) from None
-    context = service.runner.engine.capabilities.context_tokens
-    if len(prompt) >= context:
-        raise prompt_too_long(len(prompt), context, field)
-    if len(prompt) > key.prompt_tokens:
-        raise bad_value(field, f"at most {key.prompt_tokens} tokens, these are {len(prompt)}")
-    if not prompt:
-        raise bad_value(field, "nothing to reply to")
-    return tuple(prompt)
-
-
-async def _prompt_tokens(
-    field: str, prompt: Prompt, service: Service, key: ApiKey
-) -> tuple[int, ...]:
-    """A text completion's ids. Raises ApiError for ids that are none of the model's."""
-    if isinstance(prompt, str):
-        size = len(prompt)
-        return await _tokens(lambda own: own.encode_prompt(prompt), size, field, service, key)
-    most = service.text.model_vocab - 1
-    if wrong := [token for token in prompt if not 0 <= token <= most]:
-        raise bad_value(field, f"token ids are from 0 to {most}, got {echo(wrong[0])}")
-    return await _tokens(lambda _: list(prompt), 0, field, service, key)
+def _sets_any(request: GenerationRequest, *names: str) -> bool:
+    """Whether it says anything of these."""
+    return any(getattr(request, name) is not None for name in names)
 
 
 def _choices(n: int, spec: SearchSpec | None, settings: Settings) -> int:

@@ -20,8 +20,8 @@ from search.controller import Problem
 from search.engine import PrefixTooLong
 from server.api_errors import ApiError, bad_value
 from server.api_keys import ApiKey
-from server.chat_messages import plain_messages
 from server.limits import scored_context
+from server.prompts import build_prompt, plain_messages
 from server.request_models import (
     Count,
     Message,
@@ -30,7 +30,6 @@ from server.request_models import (
     refuse_unsupported,
     whole_number,
 )
-from server.request_parsing import build_prompt
 from server.requested_search import resolve_model
 from server.scoring import ReplySteps
 from server.service import Service

@@ -24,13 +24,12 @@ from server.api_keys import ApiKeys
 from server.kept_searches import SearchStore
 from server.limits import Quotas, TypicalCost, needs_rewards
 from server.prometheus_metrics import Metrics
-from server.reply_schema import CompiledSchemas
+from server.reply_schema import AskedSchema, CompiledSchemas
 from server.reply_text import opens_reasoning
 from server.request_models import IgnoredFields
 from server.reward_settings import models_of
 from server.search_runner import SearchRunner
 from server.settings import Settings, SettingsError, variable
-from server.thread_in_turn import thread_in_turn
 from server.tree_log import TreeLog
 from server.tuned import TunedSearch, TunedSearches, read_tuned
 
@@ -42,6 +41,19 @@ log = logging.getLogger("hedgerow")
 
 LONG = 1 << 15
 """Characters from which a text is long; one of them takes tens of milliseconds."""
+
+
+async def thread_in_turn(lock: asyncio.Lock, work: Callable[[], T]) -> T:
+    """What ``work`` comes to in a thread beside the event loop, whose turn it is when ``lock`` is
+    free; it is done with then, also where nobody waits for it any more."""
+    async with lock:
+        thread = asyncio.create_task(asyncio.to_thread(work))
+        try:
+            return await asyncio.shield(thread)
+        finally:  # whoever leaves meanwhile does not let the next one in beside the thread
+            await asyncio.wait({thread})
+            if not thread.cancelled():
+                thread.exception()  # where nobody waits, nobody hears of an error
 
 
 class Tokenizing:
@@ -85,9 +97,10 @@ class Service:
     """One server's parts.
 
     ``draining`` is set once the server has been told to end. ``tokenizing``: who uses the tokenizer
-    in a thread, and when; ``reading``: kept documents are read one after the other. ``tuned``:
-    searches that were found worth their tokens on the model. ``others``: further models by name,
-    each with an engine, a text and tuned searches of its own; all else they share.
+    in a thread, and when; ``reading``, ``compiling``: kept documents are read one after the other,
+    and schemas tried. ``tuned``: searches that were found worth their tokens on the model.
+    ``others``: further models by name, each with an engine, a text and tuned searches of its own;
+    all else they share.
     """
 
     settings: Settings
@@ -106,6 +119,7 @@ class Service:
     draining: asyncio.Event = field(default_factory=asyncio.Event)
     tokenizing: Tokenizing = field(default_factory=Tokenizing)
     schemas: CompiledSchemas = field(default_factory=CompiledSchemas)
+    compiling: asyncio.Lock = field(default_factory=asyncio.Lock)
     reading: asyncio.Lock = field(default_factory=asyncio.Lock)
     others: dict[str, Service] = field(default_factory=dict)
 
@@ -117,6 +131,10 @@ class Service:
     def models(self) -> list[Service]:
         """This service, and those of the further models."""
         return [self, *self.others.values()]
+
+    async def grammar(self, asked: AskedSchema) -> str:
+        """A schema as the engines take it. Raises ApiError naming what in it cannot be held to."""
+        return await thread_in_turn(self.compiling, lambda: self.schemas.grammar(asked))
 
     async def log_tree(self, document: dict[str, Any]) -> None:
         """Write a search's document to the file of trees; counted where that does not go."""

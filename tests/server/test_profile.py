@@ -10,6 +10,7 @@ import pytest
 
 from runtime.profiles import PROFILES
 from server.app import create_app
+from server.prompts import under_profile
 from server.service import create_service
 from server.settings import Settings
 from tests.search.scripted_engine import ScriptedEngine
@@ -58,6 +59,6 @@ def test_the_requests_own_system_message_stays_alone() -> None:
     """Whatever the profile."""
     asked = [SYSTEM, *question()]
     for profile in PROFILES.values():
-        assert profile.asked(asked) == asked
-    assert PROFILES["llama"].asked(question())[0]["role"] == "system"
-    assert PROFILES["sprig"].asked(question()) == question()
+        assert under_profile(asked, profile) == asked
+    assert under_profile(question(), PROFILES["llama"])[0]["role"] == "system"
+    assert under_profile(question(), PROFILES["sprig"]) == question()

@@ -11,9 +11,11 @@ import pytest
 from openai import AsyncOpenAI
 from pydantic import BaseModel
 
-from server.reply_schema import AskedSchema, CompiledSchemas
+from server.reply_schema import AskedSchema
+from server.service import create_service
+from server.settings import Settings
 from tests.search.scripted_engine import ScriptedEngine
-from tests.server.conftest import question, saying
+from tests.server.conftest import PlainText, question, saying
 
 CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 
@@ -180,14 +182,14 @@ async def test_a_schema_is_compiled_beside_the_event_loop() -> None:
     """A large one takes a thread's time; whoever gives up waiting does not let others overtake it,
     and one that has been compiled is known."""
     wide = AskedSchema("guided_json", {"properties": {f"p{i}": {} for i in range(1500)}})
-    schemas, turns = CompiledSchemas(), 0
-    compiling = asyncio.ensure_future(schemas.grammar(wide))
+    service, turns = create_service(Settings(), ScriptedEngine(), PlainText()), 0
+    compiling = asyncio.ensure_future(service.grammar(wide))
     while not compiling.done():
         turns += 1
         await asyncio.sleep(0)
     assert turns > 10
     assert json.loads(compiling.result()) == wide.schema
-    given_up = asyncio.ensure_future(schemas.grammar(wide))
+    given_up = asyncio.ensure_future(service.grammar(wide))
     await asyncio.sleep(0)
     given_up.cancel()
-    assert await schemas.grammar(AskedSchema("guided_json", {"type": "object"})) == ANY
+    assert await service.grammar(AskedSchema("guided_json", {"type": "object"})) == ANY

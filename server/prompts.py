@@ -1,0 +1,165 @@
+"""What a model is asked: a chat's messages, under its template, as tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from jinja2 import TemplateError
+
+from runtime.profiles import Profile
+from runtime.text import Text
+from search.controller import Problem
+from search.engine import PrefixTooLong
+from server.api_errors import ApiError, bad_value, echo, prompt_too_long, unsupported
+from server.api_keys import ApiKey
+from server.reply_text import opens_reasoning
+from server.request_models import ChatRequest, Message, Prompt, encodable
+from server.service import Service
+from server.tool_requests import calls_in, must_be_rendered, tool_template
+
+
+def plain_messages(messages: list[Message], most: int) -> list[dict[str, Any]]:
+    """Messages as the chat template takes them: text parts joined, developer as system, earlier
+    calls of tools with their arguments as objects.
+
+    Raises ApiError naming the message and the part that cannot be.
+    """
+    if len(messages) > most:
+        raise bad_value("messages", f"at most {most} messages are allowed, got {len(messages)}")
+    return [_plain(message, f"messages[{i}]") for i, message in enumerate(messages)]
+
+
+def _plain(message: Message, name: str) -> dict[str, Any]:
+    if message.function_call is not None:
+        raise unsupported(f"{name}.function_call", "leave it out or send tool_calls")
+    role = "system" if message.role == "developer" else message.role
+    plain: dict[str, Any] = {"role": role, "content": _text(message.content, f"{name}.content")}
+    if message.tool_calls not in (None, []):
+        if role != "assistant":
+            raise bad_value(f"{name}.tool_calls", f"the assistant's messages have them, not {role}")
+        plain["tool_calls"] = calls_in(message.tool_calls, f"{name}.tool_calls")
+    if role == "tool":
+        for field in ("tool_call_id", "name"):
+            if isinstance(value := getattr(message, field), str):
+                plain[field] = encodable(value, f"{name}.{field}")
+    return plain
+
+
+def goes_on(request: ChatRequest, messages: list[dict[str, Any]], *, searched: bool) -> bool:
+    """Whether the reply is the rest of the last message. Raises ApiError where it cannot be."""
+    name, starts = "continue_final_message", request.add_generation_prompt
+    if not request.continue_final_message:
+        if starts is False:
+            raise unsupported("add_generation_prompt", f"leave it out, or send {name} true too")
+        return False
+    if starts:
+        raise bad_value("add_generation_prompt", f"must be false where {name} is true")
+    if searched:
+        raise unsupported(name, "leave it out with a search; POST /v1/search/ID/branch goes on")
+    if messages[-1]["role"] != "assistant" or not messages[-1]["content"]:
+        raise bad_value(name, "the last message must be the assistant's and not empty")
+    return True
+
+
+def question_of(messages: list[dict[str, Any]]) -> str:
+    """What a reward model and a task see: the last thing the user said."""
+    asked = [message["content"] for message in messages if message["role"] == "user"]
+    return asked[-1] if asked else messages[-1]["content"]
+
+
+def _text(content: Any, name: str) -> str:
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return encodable(content, name)
+    if not isinstance(content, list):
+        raise bad_value(name, f"must be a string, null or a list of text parts: {echo(content)}")
+    return "".join(_part(part, f"{name}[{j}]") for j, part in enumerate(content))
+
+
+def _part(part: Any, name: str) -> str:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind != "text":
+        raise bad_value(f"{name}.type", f"must be 'text', got {echo(kind)}")
+    if not isinstance(part.get("text"), str):
+        raise bad_value(f"{name}.text", f"must be a string, got {echo(part.get('text'))}")
+    return encodable(part["text"], f"{name}.text")
+
+
+def under_profile(
+    messages: Sequence[Mapping[str, Any]], profile: Profile
+) -> list[Mapping[str, Any]]:
+    """Messages as a search puts them to the model: after the profile's system message, where they
+    have none of their own."""
+    if profile.system is None or any(message["role"] == "system" for message in messages):
+        return list(messages)
+    return [{"role": "system", "content": profile.system}, *messages]
+
+
+async def build_prompt(
+    messages: list[dict[str, Any]],
+    service: Service,
+    key: ApiKey,
+    *,
+    searched: bool,
+    rest: bool = False,
+    tools: Sequence[dict[str, Any]] = (),
+) -> Problem:
+    """Messages under the chat template, after the profile's system message if they are searched
+    for; ``rest``: the last one is gone on with; ``tools``: that the model is told of. Raises
+    ApiError if they do not fit the context, or for a call that the template leaves out."""
+    asked = under_profile(messages, service.profile) if searched else messages
+    if any("tool_calls" in message or message["role"] == "tool" for message in asked):
+        must_be_rendered(messages, await tool_template(service))
+    size = sum(len(message["content"]) for message in asked)
+    more: dict[str, Any] = {"open_reply": True} if rest else {}
+    if tools:
+        more["tools"], size = tools, size + len(repr(tools))
+
+    def encode(own: Text) -> list[int]:
+        return own.encode_chat(asked, **more)
+
+    try:
+        prompt = await _tokens(encode, size, "messages", service, key)
+    except (TemplateError, ValueError) as error:
+        raise bad_value("messages", f"the model's chat template refuses them: {error}") from None
+    return Problem(prompt, question_of(messages), service.profile.delimiter)
+
+
+async def _tokens(
+    encode: Callable[[Text], list[int]], size: int, field: str, service: Service, key: ApiKey
+) -> tuple[int, ...]:
+    """A prompt's ids, of ``size`` characters."""
+    try:
+        prompt = await service.tokenizing.run(service.text, size, encode)
+    except PrefixTooLong as error:
+        message = f"{field}: beyond this model's maximum context length: {error}"
+        raise ApiError(400, "context_length_exceeded", message, param=field) from None
+    context = service.runner.engine.capabilities.context_tokens
+    if len(prompt) >= context:
+        raise prompt_too_long(len(prompt), context, field)
+    if len(prompt) > key.prompt_tokens:
+        raise bad_value(field, f"at most {key.prompt_tokens} tokens, these are {len(prompt)}")
+    if not prompt:
+        raise bad_value(field, "nothing to reply to")
+    return tuple(prompt)
+
+
+async def prompt_tokens(
+    field: str, prompt: Prompt, service: Service, key: ApiKey
+) -> tuple[int, ...]:
+    """A text completion's ids. Raises ApiError for ids that are none of the model's."""
+    if isinstance(prompt, str):
+        size = len(prompt)
+        return await _tokens(lambda own: own.encode_prompt(prompt), size, field, service, key)
+    most = service.text.model_vocab - 1
+    if wrong := [token for token in prompt if not 0 <= token <= most]:
+        raise bad_value(field, f"token ids are from 0 to {most}, got {echo(wrong[0])}")
+    return await _tokens(lambda _: list(prompt), 0, field, service, key)
+
+
+def thinks(prompt: Sequence[int], service: Service) -> bool:
+    """Whether a conversation's prompt has opened the reply's thought: as the template does, not as
+    somebody's words may."""
+    return service.thinks and opens_reasoning(prompt, service.text.encode)
