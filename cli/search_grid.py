@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from search.capabilities import Capabilities
-from search.engine import EngineError
+from search.engine import Capabilities, EngineError
 from search.outcome_rewards import outcome_refusal
 from search.policies.policy import EmbeddingPolicy
 from search.policies.registry import POLICIES

@@ -19,7 +19,7 @@ from cli.grid_search import Grid, GridSearch
 from cli.search_grid import possible
 from cli.tuning import Rung, Tuned, rows_of, tune, tuned_file
 from runtime.profiles import PROFILES
-from search.capabilities import Capabilities
+from search.engine import Capabilities
 from server.assemble import RunningModel, running
 from server.settings import Settings, SettingsError
 from server.tuned import tuned_toml

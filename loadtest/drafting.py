@@ -20,9 +20,8 @@ from runtime.embedded.model.forward import Forward
 from runtime.embedded.options import EngineOptions
 from runtime.embedded.scheduler import scheduler_for
 from runtime.text import Text
-from search.capabilities import Capabilities
 from search.counters import Counters
-from search.engine import Branch, EngineError, Hint, Sampling, Step, Trajectory
+from search.engine import Branch, Capabilities, EngineError, Hint, Sampling, Step, Trajectory
 
 GENERATOR, EVALUATOR = "generator", "evaluator"
 

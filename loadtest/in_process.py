@@ -23,9 +23,8 @@ from runtime.embedded.scheduler import Scheduler, scheduler_for
 from runtime.embedders.lexical import embed_texts
 from runtime.reward_reader import overhead_of
 from runtime.text import Text
-from search.capabilities import Capabilities
-from search.counters import Counters, EngineCounters
-from search.engine import Branch, Hint, KvMoved, Sampling, Step, Trajectory, Usage
+from search.counters import Counters, EngineCounters, Usage
+from search.engine import Branch, Capabilities, Hint, KvMoved, Sampling, Step, Trajectory
 
 
 class ModelsInProcess:

@@ -24,10 +24,10 @@ from runtime.judge import Judge
 from runtime.reward_format import reward_format
 from runtime.reward_reader import Reader, overhead_of
 from runtime.text import Text
-from search.capabilities import Capabilities
-from search.counters import Counters, EngineCounters
+from search.counters import Counters, EngineCounters, Usage
 from search.engine import (
     Branch,
+    Capabilities,
     EngineError,
     Hint,
     PrefixTooLong,
@@ -35,7 +35,6 @@ from search.engine import (
     Sampling,
     Step,
     Trajectory,
-    Usage,
 )
 from search.tree import Finish
 

@@ -15,9 +15,8 @@ from loadtest.searches import Engines
 from runtime.engine_wrapper import EngineWrapper
 from runtime.sglang.launched_server import LaunchedServer
 from runtime.sglang.sglang_engine import SglangEngine
-from search.capabilities import Capabilities
 from search.counters import Counters
-from search.engine import Engine, Hint, Trajectory
+from search.engine import Capabilities, Engine, Hint, Trajectory
 
 
 class Drawing(EngineWrapper):

@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from search.capabilities import Capabilities
-from search.counters import Counters
-from search.engine import Branch, Engine, Hint, KvMoved, Sampling, Step, TellsKv, Trajectory, Usage
+from search.counters import Counters, Usage
+from search.engine import (
+    Branch,
+    Capabilities,
+    Engine,
+    Hint,
+    KvMoved,
+    Sampling,
+    Step,
+    TellsKv,
+    Trajectory,
+)
 
 
 class EngineWrapper:

@@ -11,8 +11,8 @@ from runtime.engine_wrapper import EngineWrapper
 from runtime.verifiers.python_verifier import PythonVerifier
 from runtime.verifiers.verifier import URLS, Judged, Verifier, VerifierOptions
 from runtime.verifiers.verifier_endpoint import VerifierEndpoint
-from search.capabilities import Capabilities
-from search.engine import Engine, Trajectory, Usage, VerifierFailed
+from search.counters import Usage
+from search.engine import Capabilities, Engine, Trajectory, VerifierFailed
 from search.tree import round_reward
 
 

@@ -8,10 +8,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from search.capabilities import Capabilities
 from search.counters import Counters
 from search.embedding import Embeddings
 from search.engine import (
+    Capabilities,
     EmbeddingMissing,
     Engine,
     EngineError,

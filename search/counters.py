@@ -133,6 +133,27 @@ class EngineCounters(Counters):
         return cls(**counted)
 
 
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """The engine's KV by now, in tokens of the policy and of the reward model.
+
+    ``active``: held for trees in flight. ``cached``: evictable prefixes without a holder.
+    ``running`` and ``waiting`` count branches. ``totals``: counted since the engine started.
+    """
+
+    kv_tokens_active: int = 0
+    kv_tokens_cached: int = 0
+    kv_tokens_capacity: int = 0
+    kv_tokens_peak: int = 0
+    prm_kv_tokens_active: int = 0
+    prm_kv_tokens_cached: int = 0
+    prm_kv_tokens_capacity: int = 0
+    prm_kv_tokens_peak: int = 0
+    running: int = 0
+    waiting: int = 0
+    totals: EngineCounters = field(default_factory=EngineCounters)
+
+
 def combined(kind: type[C], several: Iterable[Counters]) -> C:
     """All of ``several`` together, each field by its rule."""
     rules = _rules(kind)

@@ -6,12 +6,12 @@ and nodes by (tree, id); it never says what to cache, it only hints.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
-from search.capabilities import Capabilities
-from search.counters import Counters, EngineCounters
+from search.counters import Counters, Usage
 from search.tree import Finish, step_seed
 
 
@@ -203,27 +203,6 @@ class Hint:
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
-    """The engine's KV by now, in tokens of the policy and of the reward model.
-
-    ``active``: held for trees in flight. ``cached``: evictable prefixes without a holder.
-    ``running`` and ``waiting`` count branches. ``totals``: counted since the engine started.
-    """
-
-    kv_tokens_active: int = 0
-    kv_tokens_cached: int = 0
-    kv_tokens_capacity: int = 0
-    kv_tokens_peak: int = 0
-    prm_kv_tokens_active: int = 0
-    prm_kv_tokens_cached: int = 0
-    prm_kv_tokens_capacity: int = 0
-    prm_kv_tokens_peak: int = 0
-    running: int = 0
-    waiting: int = 0
-    totals: EngineCounters = field(default_factory=EngineCounters)
-
-
-@dataclass(frozen=True, slots=True)
 class KvMoved:
     """What the KV of one tree went through since the last look.
 
@@ -283,6 +262,58 @@ class EmbeddingMissing(EngineError):
 
 class CallFault(EngineError):
     """The engine failed at this call and let go of its tree; others go on."""
+
+
+Reproducible = Literal["exact", "seeded", "no"]
+"""``exact``: bit for bit; ``seeded``: but for rounding; ``no``: draws are fresh ones,
+or a verifier may judge a step differently the next time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What an engine can do, said aloud.
+
+    ``scores``: it gives rewards; ``outcome``: to finished replies alone, not to steps;
+    ``likelihood``: these are its policy's log-probabilities, which steps drawn elsewhere have not.
+    ``logits_params``: the ``LogitsParams`` that it honours over whole trajectories, by name.
+    ``logprobs``: whether it tells those that ``Sampling.logprobs`` asks for; ``grammar``: whether
+    it holds to ``Sampling.grammar``; ``grammar_at_once``: in one call from the prompt on alone.
+    ``exact``: same seed, same tree, bit for bit. ``seeded``: tokens follow from the branches'
+    seeds, up to rounding where the engine is not exact. ``embeds``: what embeds steps (``hidden``,
+    ``lexical``, ``encoder`` or ``endpoint``); None if nothing does. ``score_tokens``: what scoring
+    a path takes of its context beside its own tokens, once and for every step; ``scored_tokens``:
+    that context, 0: ``context_tokens``. ``threads``: of its arithmetic, 0 where they are not its to
+    choose; ``kernel``: what computes attention, empty likewise. ``step_logprobs``: steps have
+    log-probabilities. ``most_temperature``: the highest one that it draws at.
+    """
+
+    engine: str
+    models: Mapping[str, str]
+    exact: bool
+    scores: bool
+    embeds: str | None
+    context_tokens: int
+    fingerprint: str
+    score_tokens: tuple[int, int] = (0, 1)
+    scored_tokens: int = 0
+    seeded: bool = True
+    threads: int = 0
+    kernel: str = ""
+    outcome: bool = False
+    likelihood: bool = False
+    step_logprobs: bool = True
+    logits_params: tuple[str, ...] = ()
+    logprobs: bool = False
+    most_temperature: float = math.inf
+    grammar: bool = False
+    grammar_at_once: bool = False
+
+    @property
+    def reproducible(self) -> Reproducible:
+        """How far the same seed gives the same tree."""
+        if self.exact:
+            return "exact"
+        return "seeded" if self.seeded else "no"
 
 
 class Engine(Protocol):

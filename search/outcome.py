@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from search.capabilities import Reproducible
+from search.engine import Reproducible
 from search.spec import SearchSpec, StopReason
 from search.stats import SearchStats
 from search.tree import Tree

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from search.capabilities import Capabilities
+from search.engine import Capabilities
 from search.events import Event, Expanded
 from search.outcome import Outcome
 from search.policies.policy import Scores

@@ -8,7 +8,8 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from search.engine import EngineDown, EngineError, Usage
+from search.counters import Usage
+from search.engine import EngineDown, EngineError
 from server.api_errors import shutting_down
 from server.requested_search import model_names, resolve_model
 from server.reward_settings import judges

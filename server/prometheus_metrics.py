@@ -23,8 +23,7 @@ from prometheus_client import (
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from search.counters import EngineCounters
-from search.engine import Usage
+from search.counters import EngineCounters, Usage
 from search.outcome import Outcome
 
 WAITS = (0.001, 0.01, 0.05, 0.1, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600)

@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 
 from runtime.engine_wrapper import EngineWrapper
 from runtime.text import Text
-from search.capabilities import Capabilities
-from search.engine import Branch, Engine, Sampling, Step, TokenLogprob
+from search.engine import Branch, Capabilities, Engine, Sampling, Step, TokenLogprob
 from server.api_errors import bad_value, unsupported
 from server.request_models import ChatRequest, TextRequest
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from pydantic import WithJsonSchema
 
 from runtime.json_schemas import SchemaRefused, must_compile
-from search.capabilities import Capabilities
+from search.engine import Capabilities
 from server.api_errors import bad_value, echo, unsupported
 
 if TYPE_CHECKING:

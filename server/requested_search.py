@@ -7,8 +7,7 @@ import secrets
 from collections.abc import Callable, Mapping
 from typing import Any, get_args
 
-from search.capabilities import Capabilities
-from search.engine import LogitsParams
+from search.engine import Capabilities, LogitsParams
 from search.outcome_rewards import OUTCOME_POLICY, outcome_policies, outcome_refusal
 from search.spec import AUTO_POLICY, PolicyName, RequestedSearch, SearchSpec
 from search.vote import CONFIDENCES

@@ -6,7 +6,7 @@ from models.catalog import hub_name
 from runtime.checkpoint import architecture
 from runtime.reward_format import REWARD_FORMATS, reward_format
 from runtime.verifiers.verifier import URLS
-from search.capabilities import Capabilities
+from search.engine import Capabilities
 from server.model_settings import AUTO, served_name
 from server.settings import Settings, SettingsError, variable
 

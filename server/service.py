@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from runtime.profiles import PROFILES, Profile
 from runtime.text import Text
-from search.capabilities import Capabilities
-from search.engine import Engine
+from search.engine import Capabilities, Engine
 from search.outcome_rewards import outcome_refusal
 from server.admission import Admission
 from server.api_keys import ApiKeys

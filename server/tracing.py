@@ -37,7 +37,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from runtime.engine_wrapper import EngineWrapper
 from search.controller import Problem, search
-from search.engine import Branch, Engine, EngineError, Hint, Sampling, Step, Trajectory, Usage
+from search.counters import Usage
+from search.engine import Branch, Engine, EngineError, Hint, Sampling, Step, Trajectory
 from search.events import Event, Evicted, Pruned, Rehydrated, Selected
 from search.outcome import Outcome
 from search.spec import SearchSpec

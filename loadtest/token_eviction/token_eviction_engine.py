@@ -26,9 +26,18 @@ from runtime.embedded.sampler import sample
 from runtime.engine_wrapper import EngineWrapper
 from runtime.servers.drawn_step import DrawnStep
 from runtime.stop_strings import StopStringTables
-from search.capabilities import Capabilities
 from search.counters import Counters, combined
-from search.engine import Branch, Engine, EngineError, Hint, KvFull, PrefixTooLong, Sampling, Step
+from search.engine import (
+    Branch,
+    Capabilities,
+    Engine,
+    EngineError,
+    Hint,
+    KvFull,
+    PrefixTooLong,
+    Sampling,
+    Step,
+)
 from search.tree import Finish
 
 PLACES = 64

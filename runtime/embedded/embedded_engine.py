@@ -37,9 +37,17 @@ from runtime.embedded.pipe import (
 )
 from runtime.embedders.endpoint import Endpoint
 from runtime.embedders.lexical import embed_texts
-from search.capabilities import Capabilities
-from search.counters import Counters
-from search.engine import Branch, EngineDown, Hint, KvMoved, Sampling, Step, Trajectory, Usage
+from search.counters import Counters, Usage
+from search.engine import (
+    Branch,
+    Capabilities,
+    EngineDown,
+    Hint,
+    KvMoved,
+    Sampling,
+    Step,
+    Trajectory,
+)
 
 T = TypeVar("T")
 

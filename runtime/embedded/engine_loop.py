@@ -45,18 +45,17 @@ from runtime.embedded.validation import CallError, CallErrors, check, each
 from runtime.json_schemas import spells_json
 from runtime.reward_format import format_read_here
 from runtime.text import Text
-from search.capabilities import Capabilities
-from search.counters import Counters, EngineCounters, combined
+from search.counters import Counters, EngineCounters, Usage, combined
 from search.engine import (
     LOGITS_PARAMS,
     Branch,
     CallFault,
+    Capabilities,
     EmbeddingMissing,
     EngineError,
     KvFull,
     PrefixTooLong,
     RewardMissing,
-    Usage,
 )
 
 log = logging.getLogger(__name__)

@@ -22,18 +22,17 @@ from pickle import PicklingError, Unpickler
 from queue import SimpleQueue
 from typing import Any, Self, TypeVar
 
-from search.capabilities import Capabilities
-from search.counters import Counters
+from search.counters import Counters, Usage
 from search.engine import (
     Branch,
     CallFault,
+    Capabilities,
     EngineError,
     Hint,
     KvMoved,
     Sampling,
     Step,
     Trajectory,
-    Usage,
 )
 
 T = TypeVar("T")

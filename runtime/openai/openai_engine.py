@@ -31,9 +31,17 @@ from runtime.servers.routing import Routing
 from runtime.servers.server_errors import WrongServer
 from runtime.servers.text_embedder import TextEmbedder
 from runtime.text import Text
-from search.capabilities import Capabilities
-from search.counters import Counters, EngineCounters, combined
-from search.engine import Branch, EngineDown, EngineError, Hint, Sampling, Step, Trajectory, Usage
+from search.counters import Counters, EngineCounters, Usage, combined
+from search.engine import (
+    Branch,
+    Capabilities,
+    EngineDown,
+    EngineError,
+    Hint,
+    Sampling,
+    Step,
+    Trajectory,
+)
 
 log = logging.getLogger(__name__)
 

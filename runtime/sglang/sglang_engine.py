@@ -34,9 +34,8 @@ from runtime.sglang.sglang_scorer import PrmScorer, RewardRequest
 from runtime.sglang.step_request import honoured_params
 from runtime.sglang.step_sampler import StepSampler
 from runtime.text import Text
-from search.capabilities import Capabilities
-from search.counters import Counters, EngineCounters, combined
-from search.engine import Branch, EngineError, Hint, Sampling, Step, Trajectory, Usage
+from search.counters import Counters, EngineCounters, Usage, combined
+from search.engine import Branch, Capabilities, EngineError, Hint, Sampling, Step, Trajectory
 
 log = logging.getLogger(__name__)
 

@@ -20,8 +20,8 @@ from cli.main import app
 from kvpolicy.fit import together
 from kvpolicy.value import load_theta
 from models.tasks import TASKS
-from search.counters import EngineCounters
-from search.engine import Branch, Sampling, Step, Usage
+from search.counters import EngineCounters, Usage
+from search.engine import Branch, Sampling, Step
 from search.spec import SearchSpec
 from server.assemble import RunningModel
 from server.settings import Settings

@@ -20,7 +20,8 @@ from loadtest.kv_sglang import ON_SGLANG, UNTOLD
 from loadtest.on_sglang import SPARE_TOKENS, longest_path, policy_server, reward_server, started
 from loadtest.searches import SPRIG
 from loadtest.watched import WatchedEngine
-from search.engine import Engine, EngineDown, Sampling, Usage
+from search.counters import Usage
+from search.engine import Engine, EngineDown, Sampling
 from search.spec import SearchSpec
 from search.tree import Finish, Tree
 from tests.loadtest.command import refused

@@ -7,10 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from runtime.embedded.choices import KvPolicy, ScheduleOrder
-from search.capabilities import Capabilities
 from search.controller import Problem, search
-from search.counters import Counters
-from search.engine import Branch, EngineError, Hint, Sampling, Step, Trajectory, Usage
+from search.counters import Counters, Usage
+from search.engine import Branch, Capabilities, EngineError, Hint, Sampling, Step, Trajectory
 from search.outcome import Outcome
 from search.spec import SearchSpec
 from tests.runtime.hash_model import CONTEXT

@@ -25,9 +25,8 @@ from runtime.embedded.pipe import (
     TreeHint,
     seal,
 )
-from search.capabilities import Capabilities
-from search.counters import Counters
-from search.engine import Branch, EngineError, Hint, Sampling, Step, Trajectory, Usage
+from search.counters import Counters, Usage
+from search.engine import Branch, Capabilities, EngineError, Hint, Sampling, Step, Trajectory
 
 OURS = 1 << 40
 """Calls of the engine itself are numbered from here, those that a test sends below."""

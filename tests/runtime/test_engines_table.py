@@ -25,8 +25,7 @@ from runtime.sglang.sglang_engine import SglangEngine
 from runtime.sglang.sglang_options import SglangOptions
 from runtime.sglang.sglang_scorer import RewardRequest
 from runtime.text import Text
-from search.capabilities import Capabilities
-from search.engine import LOGITS_PARAMS, RewardMissing
+from search.engine import LOGITS_PARAMS, Capabilities, RewardMissing
 from search.spec import SearchSpec
 
 POLICY = SPRIG_FOLDER / "policy"

@@ -16,7 +16,8 @@ from runtime.embedded.pipe import (
     next_message,
     seal,
 )
-from search.engine import CallFault, Usage
+from search.counters import Usage
+from search.engine import CallFault
 from tests.runtime.inline_engine_loop import Unreadable
 
 

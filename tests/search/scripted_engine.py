@@ -15,10 +15,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from search.capabilities import Capabilities
 from search.controller import Problem, search
-from search.counters import Counters
-from search.engine import Branch, EngineDown, Hint, Sampling, Step, TokenLogprob, Trajectory, Usage
+from search.counters import Counters, Usage
+from search.engine import (
+    Branch,
+    Capabilities,
+    EngineDown,
+    Hint,
+    Sampling,
+    Step,
+    TokenLogprob,
+    Trajectory,
+)
 from search.outcome import Outcome
 from search.spec import SearchSpec
 from search.tree import Finish

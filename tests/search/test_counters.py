@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields
 
-from search.counters import Counters, EngineCounters, combined, counter
-from search.engine import Usage
+from search.counters import Counters, EngineCounters, Usage, combined, counter
 from server.prometheus_metrics import EngineSeries
 
 

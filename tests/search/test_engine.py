@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from search.capabilities import Reproducible
-from search.engine import Ahead, Branch, KvMoved
+from search.engine import Ahead, Branch, KvMoved, Reproducible
 from search.tree import step_seed
 from tests.search.scripted_engine import ScriptedEngine
 

@@ -18,8 +18,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.semconv._incubating.attributes import gen_ai_attributes
 
-from search.counters import EngineCounters
-from search.engine import KvMoved, Usage
+from search.counters import EngineCounters, Usage
+from search.engine import KvMoved
 from server.app import create_app
 from server.lifecycle import traces_of
 from server.service import create_service

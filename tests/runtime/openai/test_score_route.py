@@ -15,8 +15,7 @@ from runtime.openai.openai_engine import OpenaiEngine
 from runtime.openai.openai_options import OpenaiOptions, ServedModel
 from runtime.reward_format import format_read_here
 from runtime.text import Text
-from search.capabilities import Capabilities
-from search.engine import Trajectory
+from search.engine import Capabilities, Trajectory
 from search.tree import round_reward
 from server.app import create_app
 from server.assemble import running
