@@ -8,17 +8,12 @@ tokens are left, and for these everything is computed as if it had been for all:
 from __future__ import annotations
 
 import math
-import threading
-from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
-from hedgerow_sglang.noise import Words, gumbel_of
+from hedgerow_sglang.noise import SCRATCH, Words, gumbel_of
 
-BLOCK = 1 << 18
-"""Scores that are looked at together: what is made of them stays within a core's cache."""
 FEW = 1 << 16
 """Scores of which all of the noise costs as little."""
 HASHES = 2**32 - 1
@@ -33,29 +28,6 @@ LIKELY = (2.0**-6, 2.0**-10, 2.0**-14, 2.0**-16, 2.0**-18)
 """Of the likeliest token's probability: few nuclei hold others, and few tokens are sorted fast."""
 MARGIN = 1e-12
 """By which a sum must be above what is wanted of it, to be so whatever its rounding."""
-
-
-class Scratch(threading.local):
-    """Arrays that a thread writes to again and again: fresh memory costs more than what is computed
-    in it."""
-
-    def take(self, name: str, shape: tuple[int, ...], kind: DTypeLike) -> NDArray[Any]:
-        """One of this shape and type; it holds whatever its last user left there."""
-        size = math.prod(shape)
-        held = self.__dict__.get(name)
-        if held is None or held.size < size:
-            held = self.__dict__[name] = np.empty(size, kind)
-        return held[:size].reshape(shape)
-
-
-SCRATCH = Scratch()
-
-
-def blocks(rows: int, vocab: int, size: int = BLOCK) -> Iterator[slice]:
-    """Rows of at most ``size`` scores together, one row at least."""
-    step = max(1, size // max(1, vocab))
-    for first in range(0, rows, step):
-        yield slice(first, min(rows, first + step))
 
 
 def gumbel_max(scores: NDArray[np.float64], hashed: Words, count: int = 1) -> NDArray[np.int64]:

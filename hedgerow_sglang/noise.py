@@ -4,15 +4,20 @@ MurmurHash3 (x86, 32 bits, initial state 0) over four words: the seed's low and 
 position, the column. Then u = hash / (2^32 - 1) and Gumbel = -log(-log u) in float64, log u clamped
 to [float64's least, -2^-32]. This is SGLang's seeded sampling; but the column is the token id
 always, under top-p too, where SGLang's PyTorch backend takes the rank in the sorted distribution.
+
+A vocabulary's noise is much memory: it is made by blocks of rows, in arrays that are used again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import threading
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 _C1 = np.uint32(0xCC9E2D51)
 _C2 = np.uint32(0x1B873593)
@@ -21,6 +26,9 @@ _FIVE = np.uint32(5)
 _LENGTH = np.uint32(16)
 _LOW = np.finfo(np.float64).min
 _HIGH = -(2.0**-32)
+
+BLOCK = 1 << 18
+"""Tokens of rows that are looked at together: what is made of them stays within a core's cache."""
 
 Words = NDArray[np.uint32]
 
@@ -122,3 +130,26 @@ def _last(state: Words, scratch: Words | None = None) -> Words:
     state *= np.uint32(0xC2B2AE35)
     state ^= np.right_shift(state, np.uint32(16), out=scratch)
     return state
+
+
+class Scratch(threading.local):
+    """Arrays that a thread writes to again and again: fresh memory costs more than what is computed
+    in it."""
+
+    def take(self, name: str, shape: tuple[int, ...], kind: DTypeLike) -> NDArray[Any]:
+        """One of this shape and type; it holds whatever its last user left there."""
+        size = math.prod(shape)
+        held = self.__dict__.get(name)
+        if held is None or held.size < size:
+            held = self.__dict__[name] = np.empty(size, kind)
+        return held[:size].reshape(shape)
+
+
+SCRATCH = Scratch()
+
+
+def blocks(rows: int, vocab: int, size: int = BLOCK) -> Iterator[slice]:
+    """Rows of at most ``size`` scores together, one row at least."""
+    step = max(1, size // max(1, vocab))
+    for first in range(0, rows, step):
+        yield slice(first, min(rows, first + step))

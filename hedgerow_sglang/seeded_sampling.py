@@ -17,7 +17,8 @@ from torch import Tensor
 
 from hedgerow_sglang import noise
 from hedgerow_sglang.chain_seeds import chain_seed
-from hedgerow_sglang.gumbel_max import BLOCK, HASHES, LIKELY, MARGIN, SLACK, SPREAD, blocks
+from hedgerow_sglang.gumbel_max import HASHES, LIKELY, MARGIN, SLACK, SPREAD
+from hedgerow_sglang.noise import BLOCK, blocks
 
 DEVICE_BLOCK = 1 << 22
 """Probabilities that a GPU looks at together: their hashes are the largest of what it needs."""

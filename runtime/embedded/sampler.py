@@ -18,16 +18,8 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from hedgerow_sglang.gumbel_max import (
-    LIKELY,
-    MARGIN,
-    SCRATCH,
-    blocks,
-    candidates,
-    gumbel_max,
-    highest,
-)
-from hedgerow_sglang.noise import Words, gumbel_of, hashes, hashes_of
+from hedgerow_sglang.gumbel_max import LIKELY, MARGIN, candidates, gumbel_max, highest
+from hedgerow_sglang.noise import SCRATCH, Words, blocks, gumbel_of, hashes, hashes_of
 from runtime.embedded.shortlist import Draws, Floats, shortlist_samples
 
 MANY = 2048

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from hedgerow_sglang import gumbel_max as module
-from hedgerow_sglang.gumbel_max import blocks, gumbel_max
+from hedgerow_sglang.gumbel_max import gumbel_max
 from hedgerow_sglang.noise import gumbel_of, hashes
 
 MASK = 2**32 - 1
@@ -66,12 +66,3 @@ def test_rows_of_a_real_size(spread: float, count: int) -> None:
     hashed = hashes(range(20), range(20), 5000)
     found = gumbel_max(scores, hashed, count)
     assert np.array_equal(found, with_all_noise(scores, hashed, count))
-
-
-@given(st.integers(0, 50), st.integers(1, 500), st.integers(1, 2000))
-def test_blocks_are_all_rows_in_turn(rows: int, vocab: int, size: int) -> None:
-    parts = list(blocks(rows, vocab, size))
-    assert [row for part in parts for row in range(part.start, part.stop)] == list(range(rows))
-    assert all(
-        part.stop - part.start == 1 or (part.stop - part.start) * vocab <= size for part in parts
-    )

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hedgerow_sglang.noise import gumbel, hashes, hashes_of
+from hedgerow_sglang.noise import Scratch, blocks, gumbel, hashes, hashes_of
 
 MASK = 0xFFFFFFFF
 
@@ -138,3 +138,25 @@ def test_a_tokens_own_hash_is_that_of_its_column():
     used = np.full((2, 1000), 7, dtype=np.uint32), np.full((2, 1000), 9, dtype=np.uint32)
     assert hashes(seeds, positions, 1000, *used) is used[0]
     assert np.array_equal(used[0], whole)
+
+
+@given(st.integers(0, 50), st.integers(1, 500), st.integers(1, 2000))
+def test_blocks_are_all_rows_in_turn(rows: int, vocab: int, size: int) -> None:
+    """None is larger than it may be but a row alone, and all but the last are as large as that."""
+    parts = list(blocks(rows, vocab, size))
+    lengths = [part.stop - part.start for part in parts]
+    assert [row for part in parts for row in range(part.start, part.stop)] == list(range(rows))
+    assert all(length == 1 or length * vocab <= size for length in lengths)
+    assert all((length + 1) * vocab > size for length in lengths[:-1])
+
+
+def test_scratch_is_the_same_memory_while_it_is_large_enough() -> None:
+    """By its name, in whatever shape it is asked for."""
+    scratch = Scratch()
+    first = scratch.take("hashes", (2, 3), np.uint32)
+    assert (first.shape, first.dtype) == ((2, 3), np.uint32)
+    first[:] = 7
+    assert np.array_equal(scratch.take("hashes", (6,), np.uint32), [7] * 6)
+    assert np.array_equal(scratch.take("hashes", (1, 5), np.uint32), [[7] * 5])
+    assert scratch.take("hashes", (7, 1), np.uint32).shape == (7, 1)
+    assert not np.shares_memory(scratch.take("shifted", (2, 3), np.uint32), first)
