@@ -15,21 +15,17 @@ speculation could win where a pass costs the same however full: the bundled poli
 nearly of one length, so it leaves little to win, unless it draws hotter (`--temperature 2`).
 
 All cells take days: `--sample` draws some, and `--of` sums up what several runs wrote.
-
-`--engine sglang`: the variants that SGLang has, on two servers on the CPU
-(`loadtest.goodput_sglang`).
 """
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import random
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +41,6 @@ from loadtest.goodput_rows import (
     rows,
     summary,
 )
-from loadtest.goodput_sglang import SglangBench
 from loadtest.on_sglang import to_its_end
 from loadtest.options import BenchmarkParser, at_least, planned
 from loadtest.report import publish, say_row, shown
@@ -61,9 +56,6 @@ PAIRS = {"equal": (1, 1), "generator-heavy": (4, 1), "verifier-heavy": (1, 4)}
 STEPS = "steps"
 GRANULARITY = 32
 """Tokens of a step of the policy ``steps``."""
-AnyBench = ModelPair | SglangBench
-BENCHES: Mapping[str, type[AnyBench]] = {"embedded": ModelPair, "sglang": SglangBench}
-"""What runs a pair of models, by engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +70,6 @@ class GoodputPlan:
     pools: Sequence[float] = (0.25, 0.5, 1.0)
     pairs: Sequence[str] = tuple(PAIRS)
     variants: Sequence[str] = tuple(VARIANTS)
-    engine: str = "embedded"
     batch_limit: int = 64
     questions: int = 16
     repeats: int = 1
@@ -99,8 +90,6 @@ QUICK = GoodputPlan(
     questions=2,
     seconds=80.0,
 )
-QUICK_ON_SGLANG = replace(QUICK, widths=(8,), pairs=("equal",), questions=1)
-"""Starting servers takes most of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,22 +135,17 @@ async def measure(plan: GoodputPlan, models: tuple[Path, Path]) -> dict[str, Any
                 left_out += [" ".join(map(shown, _name(cell).values())) for cell in cells]
                 continue
             paths = _deepened(models, PAIRS[pair], Path(folder))
-            clock = CLOCKS[plan.clock]
-            bench = BENCHES[plan.engine](*paths, plan.batch_limit, plan.threads, clock)
+            bench = ModelPair(*paths, plan.batch_limit, plan.threads, CLOCKS[plan.clock])
             known: dict[Any, list[GoodputRun]] = {}
-            try:
-                for cell in cells:
-                    if time.monotonic() - start > plan.seconds:
-                        left_out.append(" ".join(map(shown, _name(cell).values())))
-                        continue
+            for cell in cells:
+                if time.monotonic() - start > plan.seconds:
+                    left_out.append(" ".join(map(shown, _name(cell).values())))
+                else:
                     found += await _cell(plan, bench, cell, known)
-            finally:
-                await bench.close()
     return {
         "rows": found,
         "summary": summary(found),
         "left_out": left_out,
-        "engine": plan.engine,
         "clock": plan.clock,
         "temperature": plan.temperature,
         "batch_limit": plan.batch_limit,
@@ -170,7 +154,7 @@ async def measure(plan: GoodputPlan, models: tuple[Path, Path]) -> dict[str, Any
 
 
 async def _cell(
-    plan: GoodputPlan, bench: AnyBench, cell: GoodputCell, known: dict[Any, list[GoodputRun]]
+    plan: GoodputPlan, bench: ModelPair, cell: GoodputCell, known: dict[Any, list[GoodputRun]]
 ) -> list[dict[str, Any]]:
     """A cell's rows. ``known``: the searches with room for all, run once for all pools."""
     items = items_of(cell.task, "test", plan.questions, plan.seed)
@@ -185,8 +169,8 @@ async def _cell(
     budget = max(round(cell.pool * working_set), bench.pools.least_bytes(path))
 
     made: dict[str, list[list[GoodputRun]]] = {name: [[] for _ in items] for name in plan.variants}
-    for number, name in _turns(plan, len(items), settles=bench.settles):
-        run = await bench.run(bench.variants[name], cell.spec, items[number], budget, path)
+    for number, name in _turns(plan, len(items)):
+        run = await bench.run(VARIANTS[name], cell.spec, items[number], budget, path)
         made[name][number].append(run)
     runs = {
         name: [of_item[repeat] for repeat in range(plan.repeats) for of_item in by_item]
@@ -204,15 +188,10 @@ async def _cell(
     return found
 
 
-def _turns(plan: GoodputPlan, items: int, *, settles: bool) -> Iterator[tuple[int, str]]:
-    """Items and variants in the order run, every other time backwards: all variants of an item
-    before the next, or all items of a variant where that is dear to go over to (``settles``)."""
+def _turns(plan: GoodputPlan, items: int) -> Iterator[tuple[int, str]]:
+    """Items and variants in the order run: all variants of an item before the next, every other
+    time backwards."""
     forwards = list(plan.variants)
-    if settles:
-        for repeat in range(plan.repeats):
-            order = forwards[::-1] if repeat % 2 else forwards
-            yield from ((number, name) for name in order for number in range(items))
-        return
     for number in range(items):
         for repeat in range(plan.repeats):
             order = forwards[::-1] if (number + repeat) % 2 else forwards
@@ -251,7 +230,7 @@ def main() -> None:
     if options.of:
         _publish_summary(summary(joined(options.of)), options.json)
         return
-    plan = _plan(options)
+    plan = planned(QUICK if options.quick else GoodputPlan(), options)
     document = to_its_end(measure(plan, (options.model, options.reward_model)))
     publish(document, options.json, "FlashTTS: precise goodput", COLUMNS)
     if not options.json:
@@ -260,17 +239,6 @@ def main() -> None:
 
 def _publish_summary(means: list[dict[str, Any]], as_json: bool) -> None:
     publish({"rows": means}, as_json, "means over cells", SUMMARY_COLUMNS)
-
-
-def _plan(options: argparse.Namespace) -> GoodputPlan:
-    """The full or quick plan with what the options change; a wrong one ends the program."""
-    plan = QUICK if options.quick else GoodputPlan()
-    if options.engine == "sglang":
-        plan = QUICK_ON_SGLANG if options.quick else plan
-        plan = replace(plan, variants=tuple(SglangBench.variants))
-        if options.clock == "cpu":
-            _parser().error("--clock cpu: SGLang computes in processes of its own")
-    return planned(plan, options)
 
 
 def _parser() -> BenchmarkParser:
@@ -289,7 +257,6 @@ def _parser() -> BenchmarkParser:
     parser.by_commas("pair", "pairs", PAIRS)
     parser.by_commas("width", "widths", int, "beams")
     parser.by_commas("pool", "pools", float, "shares of the working set")
-    parser.add_argument("--engine", choices=BENCHES, help="what runs the models")
     parser.add_argument("--batch-limit", type=at_least(1), help="places in a batch")
     parser.add_argument("--sample", type=at_least(1), help="so many of the cells, at random")
     parser.add_argument(

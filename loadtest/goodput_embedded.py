@@ -7,11 +7,11 @@ that of the calls to it. Every run has scheduler, scorer and stores of its own.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from kvpolicy.roofline import DevicePeaks, ModelCosts, SplitLoad
 from loadtest.goodput_rows import BASELINE, PAPER, GoodputRun
@@ -108,13 +108,7 @@ VARIANTS = {
 
 
 class ModelPair:
-    """A pair of models, and searches on it. Raises ValueError where there is no reward model.
-
-    ``settles``: whether it is dear to go over to another variant.
-    """
-
-    variants: ClassVar[Mapping[str, Variant]] = VARIANTS
-    settles: ClassVar[bool] = False
+    """A pair of models, and searches on it. Raises ValueError where there is no reward model."""
 
     def __init__(
         self, policy: Path, prm: Path, batch_limit: int, threads: int, clock: Callable[[], float]
@@ -161,9 +155,6 @@ class ModelPair:
             passes=engine.clocked.passes,
             full_passes=math.ceil(engine.clocked.spans / self._models.options.batch_limit),
         )
-
-    async def close(self) -> None:
-        """Nothing is to be stopped."""
 
     def _path(self, engine: Sided, spec: SearchSpec) -> int:
         """The longest path with its next step, as the verifier reads it."""

@@ -50,7 +50,6 @@ class KvPlan:
     theta: Path | None = None
     split: Split = "test"
     kept_in: Path | None = None
-    engine: str = "embedded"
 
 
 QUICK = KvPlan(
@@ -60,8 +59,6 @@ QUICK = KvPlan(
     parallel=(1,),
     questions=1,
 )
-QUICK_ON_SGLANG = {"tasks": ("blocksworld",), "searches": ("best_first",), "rhos": (0.25,)}
-"""What the quick plan does there: every cell starts a server."""
 LEVEL_WIDTH = 64
 """Trajectories of a policy that works level by level: there waves are what saves memory."""
 

@@ -48,56 +48,36 @@ class KvRun:
     ``recomputed``: given up and computed again, in ``rehydrations`` prefills that took
     ``again_seconds`` of the ``seconds``; ``policy_seconds``: deciding what goes; ``longest``: what
     its longest path and that path's next step take; ``least_tokens``: what the best order there is
-    would have computed again (`loadtest.least_read`). None where the engine does not tell.
+    would have computed again (`loadtest.least_read`), None under token eviction.
     """
 
     correct: bool
     completed: bool
     digest: str
-    budget: int
-    peak: int
-    active: int | None
     rehydrations: int
     recomputed: int
     decoded: int
-    again_seconds: float | None
+    budget: int
+    peak: int
+    active: int
+    again_seconds: float
     policy_seconds: float
     seconds: float
-    longest: int | None = None
+    longest: int = 0
     least_tokens: int | None = None
 
     @classmethod
-    def of(
-        cls,
-        item: Item,
-        outcome: Outcome,
-        *,
-        budget: int,
-        peak: int,
-        active: int | None,
-        again_seconds: float | None,
-        policy_seconds: float,
-        seconds: float,
-        longest: int | None = None,
-        least_tokens: int | None = None,
-    ) -> KvRun:
-        """What a search came to, and what was measured of its engine."""
+    def of(cls, item: Item, outcome: Outcome, **measured: Any) -> KvRun:
+        """What a search came to; ``measured``: from ``budget`` on."""
         cost = outcome.stats.engine
         return cls(
             correct=judge(TASKS[item.task], item.question, outcome).correct,
             completed=outcome.stop_reason is not StopReason.KV,
             digest=outcome.digest,
-            budget=budget,
-            peak=peak,
-            active=active,
             rehydrations=cost.rehydrations,
             recomputed=cost.rehydrated_tokens,
             decoded=cost.decoded_tokens,
-            again_seconds=again_seconds,
-            policy_seconds=policy_seconds,
-            seconds=seconds,
-            longest=longest,
-            least_tokens=least_tokens,
+            **measured,
         )
 
 
@@ -105,21 +85,14 @@ def row(runs: Sequence[KvRun], full: Sequence[KvRun]) -> dict[str, Any]:
     """Means over the searches, and their largest peak; ``full``: the same at full retention.
 
     ``within``: the share of searches whose peak is at most 0.27 of full retention's or, if that is
-    more, full retention's largest active set. Shares of time are of all searches' time. What no run
-    tells is None.
+    more, full retention's largest active set. Shares of time are of all searches' time.
     """
     n = len(runs)
     seconds = math.fsum(run.seconds for run in runs)
     accuracy = sum(run.correct for run in runs) / n
     pairs = list(zip(runs, full, strict=True))
-    active = [base.active / base.peak for base in full if base.active is not None]
-    within = [
-        run.peak <= max(WANTED * base.peak, base.active)
-        for run, base in pairs
-        if base.active is not None
-    ]
+    within = sum(run.peak <= max(WANTED * base.peak, base.active) for run, base in pairs)
     best = [run.least_tokens for run in runs if run.least_tokens is not None]
-    again = [run.again_seconds for run in runs if run.again_seconds is not None]
     return {
         "n": n,
         "completed": sum(run.completed for run in runs) / n,
@@ -128,11 +101,11 @@ def row(runs: Sequence[KvRun], full: Sequence[KvRun]) -> dict[str, Any]:
         "budget_tokens": math.fsum(run.budget for run in runs) / n,
         "peak_kv_tokens": max(run.peak for run in runs),
         "peak_ratio_vs_full": math.fsum(run.peak / base.peak for run, base in pairs) / n,
-        "active_ratio_vs_full": math.fsum(active) / n if active else None,
-        "within": sum(within) / n if within else None,
+        "active_ratio_vs_full": math.fsum(base.active / base.peak for base in full) / n,
+        "within": within / n,
         "identical_trees": sum(run.digest == base.digest for run, base in pairs) / n,
         "rehydrations": sum(run.rehydrations for run in runs) / n,
-        "rehydration_share": math.fsum(again) / seconds if again else None,
+        "rehydration_share": math.fsum(run.again_seconds for run in runs) / seconds,
         "recomputed_tokens": sum(run.recomputed for run in runs) / n,
         "least_tokens": sum(best) / len(best) if best else None,
         "decoded_tokens": sum(run.decoded for run in runs) / n,

@@ -16,7 +16,6 @@ import loadtest.token_eviction
 import runtime.embedded
 import search
 from cli.kept_lines import KeptLines
-from loadtest.figure3 import Moment
 from loadtest.in_process import InProcess, ModelsInProcess
 from loadtest.kept import code_of
 from loadtest.kv_plan import EXACT, FULL_RETENTION, ROOMY, Case, KvPlan
@@ -29,7 +28,6 @@ from loadtest.token_eviction.token_eviction_run import run_token_eviction
 from runtime.embedded.choices import KvPolicy
 from runtime.embedded.fingerprint import fingerprint
 from runtime.embedded.options import EngineOptions
-from runtime.embedded.scheduler import Scheduler
 
 RUN = TypeAdapter(KvRun)
 
@@ -43,14 +41,11 @@ def options_of(plan: KvPlan) -> EngineOptions:
 class KvSearches:
     """Runs a plan's searches, one at a time, and keeps them in the plan's file if it names one."""
 
-    def __init__(self, plan: KvPlan, moments: dict[str, list[Moment]] | None) -> None:
-        """``moments`` takes the KV over time of each policy and rho's first search, which is run
-        anew for it; None where nobody wants it."""
+    def __init__(self, plan: KvPlan) -> None:
         options = options_of(plan)
         self.models = ModelsInProcess(options)
         token_eviction = any(name in TOKEN_EVICTION for name in plan.policies)
         self._paper = PathReader(options.policy) if token_eviction else None
-        self._moments = moments
         self._active = plan.active
         self._theta = plan.theta and hashlib.sha256(plan.theta.read_bytes()).hexdigest()[:16]
         code = code_of(search, kvpolicy, runtime.embedded, loadtest.token_eviction)
@@ -66,21 +61,17 @@ class KvSearches:
         if reference and self._active:
             name += " or what is read"
         of = self._named(case, item, name)
-        known = self._kept.get(of)
-        if known is not None and (self._moments is None or name in self._moments):
-            return known
-        if reference is None:
-            run, seen = await self._exact(case, item, EXACT[policy], ROOMY, ROOMY)
-        else:
-            assert reference.longest is not None, "full retention's run tells it"
-            least = (reference.active or 0) if self._active else 0
-            budget = max(math.ceil(rho * reference.peak), least)
-            run, seen = await self._in(case, item, policy, rho, budget, reference.longest)
-        if self._moments is not None:
-            self._moments.setdefault(name, seen)
-        if known is None:
+        run = self._kept.get(of)
+        if run is None:
+            if reference is None:
+                run = await self._exact(case, item, EXACT[policy], ROOMY, ROOMY)
+            else:
+                budget = math.ceil(rho * reference.peak)
+                if self._active:
+                    budget = max(budget, reference.active)
+                run = await self._in(case, item, policy, rho, budget, reference.longest)
             self._kept.put(of, run)
-        return known or run
+        return run
 
     def _named(self, case: Case, item: Item, name: str) -> str:
         spec = case.spec.model_dump_json(exclude_none=True)
@@ -88,7 +79,7 @@ class KvSearches:
 
     async def _in(
         self, case: Case, item: Item, policy: str, rho: float, budget: int, longest: int
-    ) -> tuple[KvRun, list[Moment]]:
+    ) -> KvRun:
         pool = max(budget, longest)
         if policy in EXACT:
             return await self._exact(case, item, EXACT[policy], pool, budget)
@@ -100,26 +91,21 @@ class KvSearches:
 
     async def _exact(
         self, case: Case, item: Item, policy: KvPolicy, pool: int, budget: int
-    ) -> tuple[KvRun, list[Moment]]:
-        """One search in a budget: what came of it, and the KV after every step.
+    ) -> KvRun:
+        """One search in a budget.
 
         ``pool``: slots, room for every path and its next step at its longest; ``budget``: from
         which on only what is read stays.
         """
         gc.collect()  # an engine's parts refer to each other: the last one's KV is still there
-        seen: list[Moment] = []
-
-        def watch(scheduler: Scheduler) -> None:
-            cache = scheduler.cache
-            seen.append(Moment(engine.clocked.passes, cache.reading_tokens, cache.active_tokens))
-
-        engine = InProcess(self.models, watch, kv_policy=policy, kv_tokens=pool)
+        engine = InProcess(self.models, kv_policy=policy, kv_tokens=pool)
         cache = engine.scheduler.cache
         cache.budget = budget
         start = time.perf_counter()
         outcome = await grow(engine, self.models.text, item, Method(policy, case.spec))
         seconds = time.perf_counter() - start
-        run = KvRun.of(
+        draws = one_by_one(_as_cached(draws_of(outcome)))
+        return KvRun.of(
             item,
             outcome,
             budget=budget,
@@ -129,11 +115,8 @@ class KvSearches:
             policy_seconds=cache.evictor.seconds,
             seconds=seconds,
             longest=engine.longest,
-            least_tokens=least_read_again(
-                one_by_one(_as_cached(draws_of(outcome))), cache.active_peak
-            ),
+            least_tokens=least_read_again(draws, cache.active_peak),
         )
-        return run, seen
 
 
 def _as_cached(draws: Sequence[Draw]) -> list[Draw]:

@@ -23,25 +23,15 @@ from loadtest.searches import SPRIG
 from runtime.sglang.launched_server import LaunchedServer, LaunchOptions
 from runtime.sglang.sglang_engine import SglangEngine
 from runtime.sglang.sglang_options import SglangOptions
-from search.outcome import Outcome
-from search.spec import SearchSpec
 
 T = TypeVar("T")
 Device = Literal["cuda", "cpu"]
 
-KV_POLICIES = {
-    "lru": (),
-    "priority": ("--radix-eviction-policy", "priority"),
-    "arborkv": (),
-}
-"""What a server evicts first, and its own options for that. ``arborkv`` is our plug-in's cache."""
 START_SECONDS = 1200.0
 PATIENCE_SECONDS = 120.0
 """For a sign of life from a server that shares its cores."""
 MEMORY = 0.5
 """SGLang's own bound, which others' memory counts towards; pools are given in tokens."""
-SPARE_TOKENS = 8
-"""SGLang takes no request that would fill its pool to the last few tokens."""
 SESSION, USER, SYSTEM = 3, 11, 12
 """Fields of ``/proc/PID/stat`` behind the command's name."""
 
@@ -56,34 +46,8 @@ def policy_server(
     device: Device = "cpu",
     seeds: bool = True,
 ) -> LaunchedServer:
-    """A policy's server, not started. It draws by ``seeds`` unless it drafts."""
-    return _server(python, kv_policy, kv_tokens, model, args, device, seeds=seeds)
-
-
-def reward_server(
-    python: Path,
-    kv_tokens: int,
-    *,
-    kv_policy: str = "lru",
-    model: str | Path | None = SPRIG.prm,
-    args: Sequence[str] = (),
-    device: Device = "cpu",
-) -> LaunchedServer:
-    """A reward model's server, not started; as the launched one of the engine it evicts by age."""
-    assert model is not None, "the bundled models have a reward model"
-    return _server(python, kv_policy, kv_tokens, model, args, device, seeds=False)
-
-
-def _server(
-    python: Path,
-    kv_policy: str,
-    kv_tokens: int,
-    model: str | Path,
-    args: Sequence[str],
-    device: Device,
-    *,
-    seeds: bool,
-) -> LaunchedServer:
+    """A policy's server, not started. ``kv_policy``: SGLang's own ``lru``, or ``arborkv``, our
+    plug-in's cache. It draws by ``seeds`` unless it drafts."""
     return LaunchedServer(
         LaunchOptions(
             model=model,
@@ -93,8 +57,23 @@ def _server(
             kv_tokens=kv_tokens,
             seeds=seeds,
             evicts=kv_policy == "arborkv",
-            args=(*KV_POLICIES[kv_policy], *args),
+            args=tuple(args),
         )
+    )
+
+
+def reward_server(
+    python: Path,
+    kv_tokens: int,
+    *,
+    model: str | Path | None = SPRIG.prm,
+    args: Sequence[str] = (),
+    device: Device = "cpu",
+) -> LaunchedServer:
+    """A reward model's server, not started; as the launched one of the engine it evicts by age."""
+    assert model is not None, "the bundled models have a reward model"
+    return policy_server(
+        python, "lru", kv_tokens, model=model, args=args, device=device, seeds=False
     )
 
 
@@ -150,15 +129,6 @@ class SglangEngines:
 
     async def __aexit__(self, *ended: Any) -> None:
         await self._ends.__aexit__(*ended)
-
-
-def longest_path(outcome: Outcome, spec: SearchSpec, score_tokens: tuple[int, int]) -> int:
-    """Tokens of the longest path that a search went on from, with its next step, in a pool that
-    lets it grow as far as it did. ``score_tokens``: what scoring takes of the context beside."""
-    once, each = score_tokens
-    tree = outcome.tree
-    longest = max(len(tree.tokens(node.id)) for node in tree.nodes if node.children)
-    return longest + spec.max_step_tokens + once + spec.max_depth * each + SPARE_TOKENS
 
 
 async def forget(servers: Sequence[LaunchedServer]) -> None:

@@ -29,6 +29,7 @@ ROUNDS = 60
 SHARE = 0.25
 """The pool's share of what the blocks take."""
 TREE = "tree"
+EVENTS = ("policy_us_p50", "transition_us_p50", "pressure_us_p50", "boundary_us_p50")
 
 
 @dataclass(slots=True)
@@ -131,7 +132,16 @@ def event_us(
         config = ModelConfig.from_checkpoint(SPRIG.policy)
         cache.evictor.use_attention(random_store(config, capacity, seed).attention)
     search = RandomSearch(random.Random(seed))
-    return medians_us(search, SearchInCache(cache, search).round)
+    grown = SearchInCache(cache, search)
+    while len(search.depth) < BLOCKS:
+        grown.round()
+    kinds = search.transitions, search.pressures, search.boundaries
+    for events in kinds:
+        events.clear()
+    for _ in range(ROUNDS):
+        grown.round()
+    medians = map(_median_us, (search.transitions + search.pressures, *kinds))
+    return dict(zip(EVENTS, medians, strict=True))
 
 
 def random_store(config: ModelConfig, slots: int, seed: int) -> KVStore:
@@ -144,20 +154,6 @@ def random_store(config: ModelConfig, slots: int, seed: int) -> KVStore:
     queries = torch.randn(store.rows, config.heads, config.head_dim, generator=dice)
     store.slice.note(torch.arange(store.rows), queries)
     return store
-
-
-def medians_us(search: RandomSearch, round: Callable[[], None]) -> dict[str, float]:
-    """What ``event_us`` says of a search: grown to its blocks first, then timed."""
-    while len(search.depth) < BLOCKS:
-        round()
-    kinds = search.transitions, search.pressures, search.boundaries
-    for events in kinds:
-        events.clear()
-    for _ in range(ROUNDS):
-        round()
-    named = zip(("transition", "pressure", "boundary"), kinds, strict=True)
-    p50 = {f"{name}_us_p50": _median_us(events) for name, events in named}
-    return {"policy_us_p50": _median_us(search.transitions + search.pressures)} | p50
 
 
 def _median_us(seconds: list[float]) -> float:

@@ -5,21 +5,19 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field, replace
-from itertools import count
 from typing import TypeVar
 
 from cli.evaluation import item_seed
 from loadtest.decisions import PolicyOf
-from loadtest.report import say
 from models.bundled import SPRIG_FOLDER
 from models.tasks import TASKS
 from runtime.embedded.embedded_engine import EmbeddedEngine
 from runtime.embedded.options import EngineOptions
 from runtime.text import Text
 from search.controller import Problem, search
-from search.engine import Engine, EngineError
+from search.engine import Engine
 from search.outcome import Outcome
 from search.policies.policy import Policy
 from search.policies.registry import POLICIES
@@ -153,25 +151,6 @@ def unlike_items(task: str, count: int) -> list[Item]:
         replace(known[n % len(known)], seed=known[n % len(known)].seed + n // len(known))
         for n in range(count)
     ]
-
-
-async def grow_each(
-    engine: Engine, items: Sequence[Item], spec: SearchSpec, at_once: int
-) -> list[Outcome | str]:
-    """Search every item, ``at_once`` side by side: outcomes in order, or what an error said."""
-    text, ended = Text(SPRIG.policy), count(1)
-
-    async def one(numbered: tuple[int, Item]) -> Outcome | str:
-        number, item = numbered
-        try:
-            return await grow(engine, text, item, Method(f"search {number}", spec))
-        except EngineError as error:
-            return str(error)
-        finally:
-            if (so_far := next(ended)) % 25 == 0:
-                say(f"{so_far} of {len(items)} searches")
-
-    return await side_by_side(one, list(enumerate(items)), at_once)
 
 
 def steps_of(outcome: Outcome) -> list[tuple[int | None, tuple[int, ...]]]:

@@ -115,8 +115,7 @@ class Bench:
 
     def counted(self) -> AbstractContextManager[CountedRounds]:
         """The engine, whose rounds' requests are counted."""
-        replicas = (*self.engine._policy.replicas, *self.engine._rewards.replicas)
-        return CountedRounds(self.engine).listening(replicas)
+        return CountedRounds(self.engine).listening()
 
     async def search(self, item: Item, spec: SearchSpec, engine: Engine | None = None) -> Outcome:
         """One search."""

@@ -11,12 +11,13 @@ What the best order would have read again is known of a replay alone (`loadtest.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +25,13 @@ import httpx
 
 from loadtest.on_sglang import Device, engine_on, policy_server, started
 from loadtest.report import say
-from loadtest.searches import Engines, grow_each, items_of, steps_of
-from loadtest.sglang_drawing import Drawing
+from loadtest.searches import SPRIG, Engines, Item, Method, grow, items_of, side_by_side, steps_of
 from loadtest.sglang_grid import TASK, spec_of
 from runtime.engine_wrapper import EngineWrapper
-from runtime.sglang.replica import Replica
+from runtime.text import Text
+from search.capabilities import Capabilities
 from search.counters import Counters
-from search.engine import Branch, Engine, Sampling, Step, Trajectory
+from search.engine import Branch, Engine, EngineError, Hint, Sampling, Step, Trajectory
 from search.outcome import Outcome
 
 WORK = ("/generate", "/classify")
@@ -41,7 +42,10 @@ _TREE: ContextVar[str | None] = ContextVar("tree", default=None)
 
 
 class CountedRounds(EngineWrapper):
-    """``most`` requests of any round to one server, ``total`` of all rounds; not a farewell."""
+    """``most`` requests of any round to one server, ``total`` of all rounds; not a farewell.
+
+    What is answered is counted, as httpx logs it.
+    """
 
     def __init__(self, engine: Engine) -> None:
         super().__init__(engine)
@@ -49,24 +53,27 @@ class CountedRounds(EngineWrapper):
         self._round: defaultdict[str, Counter[str]] = defaultdict(Counter)
 
     @contextmanager
-    def listening(self, servers: Sequence[Replica]) -> Iterator[CountedRounds]:
-        """Count what is sent to these meanwhile."""
-        hooks = [server._client.event_hooks["request"] for server in servers]
-        for hook in hooks:
-            hook.append(self.look)
+    def listening(self) -> Iterator[CountedRounds]:
+        """Count meanwhile."""
+        log = logging.getLogger("httpx")
+        level = log.level
+        log.setLevel(logging.INFO)
+        log.addFilter(self._count)
         try:
             yield self
         finally:
-            for hook in hooks:
-                hook.remove(self.look)
+            log.removeFilter(self._count)
+            log.setLevel(level)
 
-    async def look(self, request: httpx.Request) -> None:
-        """A request is sent."""
+    def _count(self, record: logging.LogRecord) -> bool:
+        """Note a request of a round's; the line goes on as it would have."""
         tree = _TREE.get()
-        if tree is not None and request.method == "POST" and request.url.path in WORK:
-            self.total += 1
-            self._round[tree][str(request.url)] += 1
-            self.most = max(self.most, *self._round[tree].values())
+        match record.args:
+            case ("POST", httpx.URL() as url, *_) if tree is not None and url.path in WORK:
+                self.total += 1
+                self._round[tree][str(url)] += 1
+                self.most = max(self.most, *self._round[tree].values())
+        return True
 
     async def expand(self, tree: str, branches: Sequence[Branch], sampling: Sampling) -> list[Step]:
         """A round begins."""
@@ -96,15 +103,56 @@ def _of(tree: str) -> Iterator[None]:
         _TREE.reset(token)
 
 
+class Drawing(EngineWrapper):
+    """Draws with ``drawer`` and scores with ``scorer``: the reward model needs no server then."""
+
+    def __init__(self, drawer: Engine, scorer: Engine) -> None:
+        super().__init__(drawer)
+        self._scorer = scorer
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """The drawer's, with the scorer's needs."""
+        needs = self._scorer.capabilities.score_tokens
+        return replace(super().capabilities, scores=True, score_tokens=needs)
+
+    async def score(
+        self,
+        tree: str,
+        prompt: tuple[int, ...],
+        question: str,
+        trajectories: Sequence[Trajectory],
+    ) -> list[float]:
+        """The embedded reward model's."""
+        return await self._scorer.score(tree, prompt, question, trajectories)
+
+    def hint(self, tree: str, hint: Hint) -> None:
+        """Both may free what died."""
+        super().hint(tree, hint)
+        self._scorer.hint(tree, hint)
+
+    async def release(self, tree: str) -> Counters:
+        """What the drawing has cost."""
+        await self._scorer.release(tree)
+        return await super().release(tree)
+
+    async def abort(self, tree: str) -> None:
+        """Both."""
+        await self._scorer.abort(tree)
+        await super().abort(tree)
+
+
 AMPLE_TOKENS = 20_000
 CELLS = (
     ("ets", 4, 330),
     ("rebase", 4, 330),
     ("ets", 2, 525),
     ("best_first", 2, 525),
+    ("best_first", 4, 3284),
     ("ets", 4, AMPLE_TOKENS),
 )
-"""A policy, searches at once, tokens of the pool; the first is docs/sglang-plugin.md's trace."""
+"""A policy, searches at once, tokens of the pool: what their paths need at least, or a quarter of
+what they hold at full retention (the last of `best_first`)."""
 QUICK = (("ets", 2, 330), ("ets", 2, AMPLE_TOKENS))
 STOCK = ("--schedule-policy", "fcfs")
 
@@ -147,19 +195,24 @@ async def drawing(
     kv_policy, args = ("arborkv", ()) if evicts else ("lru", STOCK)
     server = policy_server(python, kv_policy, pool, args=args, device=device)
     async with started([server]), engine_on([server], []) as drawer, Engines(threads=1) as scorer:
-        replicas = drawer._policy.replicas
         if not gated:
-            for replica in replicas:
+            for replica in drawer.replicas:
                 replica.kv_tokens = 0  # a pool that is not known holds nothing back
-        with CountedRounds(Drawing(drawer, scorer, server)).listening(replicas) as engine:
+        with CountedRounds(Drawing(drawer, scorer)).listening() as engine:
             yield engine
 
 
 async def grown(engine: CountedRounds, policy: str, searches: int) -> PoolSearches:
     """All at once."""
-    begun = time.monotonic()
-    items = items_of(TASK, "dev", searches, 0)
-    found = await grow_each(engine, items, spec_of(policy), searches)
+    begun, text = time.monotonic(), Text(SPRIG.policy)
+
+    async def one(item: Item) -> Outcome | str:
+        try:
+            return await grow(engine, text, item, Method("one", spec_of(policy)))
+        except EngineError as error:
+            return str(error)
+
+    found = await side_by_side(one, items_of(TASK, "dev", searches, 0), searches)
     return PoolSearches(found, time.monotonic() - begun, engine.most, engine.total)
 
 

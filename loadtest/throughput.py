@@ -13,8 +13,8 @@ from loadtest.compare import Results
 from loadtest.decisions import Decisions, PolicyOf, noting, replaying
 from loadtest.searches import Item, Method, grow_all
 from loadtest.turns import Times, in_turns
-from loadtest.watched import WatchedEngine
-from search.engine import Engine
+from runtime.engine_wrapper import EngineWrapper
+from search.engine import Branch, Engine, Sampling, Step, Trajectory
 
 AMPLE_TOKENS = 96
 """KV tokens for each trajectory under way that are enough to hold everything."""
@@ -71,6 +71,24 @@ class Timing:
         return self.times.ratio((name, least, LIVE), (name, least, REPLAY)) - 1
 
 
+class Looking(EngineWrapper):
+    """An engine whose KV is looked at after every call: SGLang knows of no peak between looks."""
+
+    async def expand(self, tree: str, branches: Sequence[Branch], sampling: Sampling) -> list[Step]:
+        """As the engine does."""
+        steps = await super().expand(tree, branches, sampling)
+        await self.usage()
+        return steps
+
+    async def score(
+        self, tree: str, prompt: tuple[int, ...], question: str, trajectories: Sequence[Trajectory]
+    ) -> list[float]:
+        """As the engine does."""
+        rewards = await super().score(tree, prompt, question, trajectories)
+        await self.usage()
+        return rewards
+
+
 async def peak_of(
     engines: EngineFactory, method: Method, items: Sequence[Item], at_once: int, threads: int
 ) -> int:
@@ -80,7 +98,7 @@ async def peak_of(
     """
     ample = AMPLE_TOKENS * method.spec.width * at_once + LEAST_POOL
     async with engines(kv_tokens=ample, prm_kv_tokens=ample, threads=threads) as engine:
-        await grow_all(WatchedEngine(engine), items, method, at_once)
+        await grow_all(Looking(engine), items, method, at_once)
         usage = await engine.usage()
         if usage.totals.preemptions or usage.totals.held_evicted_tokens:
             raise RuntimeError(f"{method.name} outgrew {ample} tokens: AMPLE_TOKENS is too small")

@@ -18,7 +18,6 @@ import torch
 from kvpolicy.eviction_order import Infeasible
 from kvpolicy.token_allocation import Floors
 from kvpolicy.value import confidence
-from loadtest.figure3 import Moment
 from loadtest.token_eviction.path_cache import HeldPath, PathCache, PathReader
 from loadtest.token_eviction.token_cache import CachedBlock, TokenCache
 from loadtest.token_eviction.token_eviction_policies import policy_for
@@ -49,8 +48,8 @@ TOP = 64
 class TokenEvictionEngine(EngineWrapper):
     """Draws by itself; all else is another engine's. One tree in a budget of its own, and lossy.
 
-    ``spent``: what the tree has cost; ``moments``: its KV after every pass; ``again_seconds``:
-    making paths whole again; ``policy_seconds``: deciding what goes.
+    ``spent``: what the tree has cost; ``active_peak``: the most that a wave read of it;
+    ``again_seconds``: making paths whole again; ``policy_seconds``: deciding what goes.
     """
 
     def __init__(
@@ -67,7 +66,7 @@ class TokenEvictionEngine(EngineWrapper):
         """``others`` scores and embeds. ``kv_policy``: one of ``TOKEN_EVICTION``; ``kv_tokens``:
         what the tree may hold; ``share`` and ``floors`` as of ``policy_for``."""
         super().__init__(others)
-        self.spent, self.moments = Counters(), list[Moment]()
+        self.spent, self.active_peak = Counters(), 0
         self.again_seconds = self.policy_seconds = 0.0
         self._reader, self._stops = reader, StopStringTables(reader.text.pieces)
         self._paths: dict[int, CachedBlock] = {}
@@ -264,7 +263,7 @@ class TokenEvictionEngine(EngineWrapper):
         self.spent.kv_tokens_peak = max(self.spent.kv_tokens_peak, held)
         self.spent.prefilled_tokens += prefilled
         self.spent.model_calls += 1
-        self.moments.append(Moment(self.spent.model_calls, active, held))
+        self.active_peak = max(self.active_peak, active)
 
     @contextmanager
     def _deciding(self) -> Iterator[None]:

@@ -6,7 +6,6 @@ import time
 
 from kvpolicy.token_allocation import Floors
 from loadtest.configs import STEP_TOKENS
-from loadtest.figure3 import Moment
 from loadtest.in_process import InProcess, ModelsInProcess
 from loadtest.kv_rows import KvRun
 from loadtest.searches import Item, Method, grow
@@ -34,9 +33,9 @@ async def run_token_eviction(
     *,
     budget: int,
     share: float,
-) -> tuple[KvRun, list[Moment]]:
-    """One search in a budget, and its KV after every pass. ``share``: of its tokens that a stream
-    keeps. Scoring is the embedded engine's.
+) -> KvRun:
+    """One search in a budget. ``share``: of its tokens that a stream keeps. Scoring is the embedded
+    engine's.
 
     A search under token eviction may run into paths longer than any that full retention came to:
     they end where the budget does, which holds all of its paths.
@@ -56,14 +55,13 @@ async def run_token_eviction(
         floors=floors_for(item.task),
     )
     outcome = await grow(engine, models.text, item, Method(policy, spec))
-    run = KvRun.of(
+    return KvRun.of(
         item,
         outcome,
         budget=budget,
         peak=engine.spent.kv_tokens_peak,
-        active=max(moment.active for moment in engine.moments),
+        active=engine.active_peak,
         again_seconds=engine.again_seconds,
         policy_seconds=engine.policy_seconds,
         seconds=time.perf_counter() - start,
     )
-    return run, engine.moments

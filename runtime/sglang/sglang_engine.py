@@ -102,6 +102,11 @@ class SglangEngine:
         return self._capabilities
 
     @property
+    def replicas(self) -> Sequence[Replica]:
+        """The policy's servers, then the reward model's."""
+        return *self._policy.replicas, *self._rewards.replicas
+
+    @property
     def moves(self) -> int:
         """How often a search has gone on at another server."""
         return self._policy.moves + self._rewards.moves
@@ -361,7 +366,7 @@ class SglangEngine:
         """``sglang-`` and 16 hex digits over what a tree depends on besides its request."""
         options = self._options
         named = [options.version, repr(self._form), options.embedder, str(options.encoder)]
-        for replica in (*self._policy.replicas, *self._rewards.replicas):
+        for replica in self.replicas:
             names = ("version", "model_path", "dtype", "attention_backend", "sampling_backend")
             named += [str(replica.details.get(name)) for name in names]
         named += [str(replica.seeds) for replica in self._policy.replicas]

@@ -168,23 +168,11 @@ def test_some_cells_at_random() -> None:
     assert cells_of(GoodputPlan(sample=10_000)) == every
 
 
-def test_where_a_variant_is_dear_to_go_over_to_it_runs_every_item_first() -> None:
-    """Two items by two variants, twice: item by item, or variant by variant; every other time
-    backwards."""
-    plan = GoodputPlan(variants=("P", "MP"), repeats=2)
-    by_item = list(_turns(plan, 2, settles=False))
+def test_variants_take_turns() -> None:
+    """Two items by two variants, twice; every other time backwards."""
+    by_item = list(_turns(GoodputPlan(variants=("P", "MP"), repeats=2), 2))
     assert by_item[:4] == [(0, "P"), (0, "MP"), (0, "MP"), (0, "P")]
     assert by_item[4:] == [(1, "MP"), (1, "P"), (1, "P"), (1, "MP")]
-    settled = list(_turns(plan, 2, settles=True))
-    assert settled[:4] == [(0, "P"), (1, "P"), (0, "MP"), (1, "MP")]
-    assert settled[4:] == [(0, "MP"), (1, "MP"), (0, "P"), (1, "P")]
-
-
-def test_an_engine_that_does_not_tell_how_full_a_pass_was() -> None:
-    """No share, and no fault."""
-    silent = [replace(RUN, slots=())]
-    (row,) = rows({"paper_baseline": silent, "baseline": silent}, [RUN])[:1]
-    assert (row["slot_utilisation"], row["slots_over_rounds"]) == (None, [[]])
 
 
 @pytest.fixture(scope="module")
@@ -266,7 +254,6 @@ def test_what_there_is_no_time_for_is_named(models: tuple[Path, Path]) -> None:
         (["--pool", "0"], "0: must be values above 0"),
         (["--width", "x"], "x: must be numbers"),
         (["--limit", "0"], "0: must be at least 1"),
-        (["--engine", "vllm"], "invalid choice"),
     ],
 )
 def test_a_wrong_switch_is_refused(

@@ -12,14 +12,12 @@ import pytest
 from kvpolicy.token_allocation import Floors
 from kvpolicy.value import UNFITTED
 from loadtest import kv
-from loadtest.figure3 import Moment, draw
 from loadtest.kv import _parser, _plan, measure
 from loadtest.kv_plan import QUICK, KvPlan, cases_of
 from loadtest.kv_rows import COLUMNS, KvRun, row
 from loadtest.kv_run import KvSearches
-from loadtest.policy_events import event_us
+from loadtest.policy_events import EVENTS, event_us
 from loadtest.token_eviction.token_eviction_run import floors_for
-from loadtest.token_eviction.token_policy_events import event_us as token_policy_event_us
 from runtime.embedded.eviction import ValueParams
 from tests.loadtest.command import refused
 
@@ -86,15 +84,6 @@ def test_a_peak_may_be_the_active_set() -> None:
     assert row([replace(busy, peak=300)], [busy])["within"] == 1.0
 
 
-def test_what_an_engine_does_not_tell_is_none() -> None:
-    """SGLang tells neither what is read at once nor the time of prefills alone."""
-    silent = replace(WHOLE, active=None, again_seconds=None)
-    found = row([silent, silent], [silent, silent])
-    for name in ("active_ratio_vs_full", "within", "rehydration_share", "least_tokens"):
-        assert found[name] is None
-    assert found["peak_ratio_vs_full"] == 1.0
-
-
 def test_cases_are_configurations_of_what_goes_back() -> None:
     """Two configurations, one leaf at a time or four; a policy of levels has neither."""
     cases = cases_of(KvPlan(tasks=("blocksworld",)))
@@ -124,20 +113,10 @@ def test_events_are_timed_with_all_signals_read() -> None:
     assert found["policy_us_p50"] > 0
 
 
-@pytest.mark.parametrize("policy", ["extractive", "extractive_never", "h2o"])
-def test_token_eviction_events_at_1000_blocks_are_timed(policy: str) -> None:
-    """Every kind of event happens, and takes some time."""
-    found = token_policy_event_us(policy)
-    assert found["policy_us_p50"] > 0
-    assert found["transition_us_p50"] > 0
-    assert found["pressure_us_p50"] > 0
-    assert found["boundary_us_p50"] > 0
-
-
 def test_groups_stand_for_policies() -> None:
     """Each once, in order; floors are the paper's share of a task's longest step."""
-    options = _parser().parse_args(["--policy", "lru,paper,h2o"])
-    assert _plan(options).policies == [
+    parser = _parser()
+    assert _plan(parser, parser.parse_args(["--policy", "lru,paper,h2o"])).policies == [
         "lru",
         "extractive",
         "extractive_never",
@@ -150,23 +129,12 @@ def test_groups_stand_for_policies() -> None:
     assert floors_for("wordproblem") == Floors(0.05, 6, 6)
 
 
-def test_figure_3_is_drawn(tmp_path: Path) -> None:
-    """A panel a policy over the full one's line; with nothing else, the full one."""
-    moments = [Moment(i, 10, 10 + i) for i in range(5)]
-    for number, names in enumerate((["full"], ["full", "arborkv at 0.25"])):
-        path = tmp_path / f"{number}.png"
-        draw(dict.fromkeys(names, moments), path)
-        assert path.read_bytes().startswith(b"\x89PNG")
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (["--policy", "mru"], "--policy: mru: known are full, lru, arborkv, extractive, "),
-        (["--policy", "priority"], "--policy priority: known are full, lru, arborkv, extractive, "),
         (["--rho", "0"], "--rho: 0: must be values above 0"),
         (["--limit", "0"], "--limit: 0: must be at least 1"),
-        (["--plot", "figure.doc"], "--plot: figure.doc: "),
         (["--keep", "/nowhere/kept"], "--keep: /nowhere/kept: there is no folder /nowhere"),
         (["--theta", "/nowhere"], "--theta: kv_theta: /nowhere: No such file or directory; a file"),
     ],
@@ -188,14 +156,12 @@ def test_a_small_run() -> None:
     end."""
     plan = replace(QUICK, tasks=("blocksworld",), searches=("best_first",), rhos=(0.25,))
     plan = replace(plan, policies=("lru", "arborkv"), questions=1, expansions=16, threads=1)
-    moments: dict[str, list[Moment]] = {}
-    rows = asyncio.run(measure(plan, moments))
+    rows = asyncio.run(measure(plan))
     assert [(r["policy"], r["rho"]) for r in rows] == [
         ("full", 1.0),
         ("lru", 0.25),
         ("arborkv", 0.25),
     ]
-    assert moments.keys() == {"full", "lru at 0.25", "arborkv at 0.25"}
     for found in rows:
         assert found.keys() >= KEYS | set(COLUMNS)
         active = found["active_ratio_vs_full"] * rows[0]["peak_kv_tokens"]
@@ -218,7 +184,7 @@ def test_a_budget_for_all_that_is_read_at_once() -> None:
     found = {}
     for active in (False, True):
         own = replace(plan, expansions=16, active=active)
-        full, found[active] = asyncio.run(measure(own, None))
+        full, found[active] = asyncio.run(measure(own))
         assert found[active]["tree_digest"] == full["tree_digest"]
         assert found[active]["within"] == 1.0
     read = full["active_ratio_vs_full"] * full["peak_kv_tokens"]
@@ -229,8 +195,7 @@ def test_a_budget_for_all_that_is_read_at_once() -> None:
 
 @pytest.mark.slow
 def test_kept_searches_are_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same rows, times included, from the file alone; another budget is run; what a figure
-    wants is run anew."""
+    """The same rows, times included, from the file alone; another budget is run."""
     plan = replace(QUICK, tasks=("blocksworld",), searches=("best_first",), rhos=(0.25,))
     plan = replace(plan, policies=("arborkv",), questions=1, expansions=4, threads=1, split="dev")
     plan = replace(plan, kept_in=tmp_path / "kept.jsonl")
@@ -243,11 +208,10 @@ def test_kept_searches_are_not_run_again(tmp_path: Path, monkeypatch: pytest.Mon
         return await exact(*given)
 
     monkeypatch.setattr(KvSearches, "_exact", counted)
-    timed = {"policy_us_p50", "transition_us_p50", "pressure_us_p50", "boundary_us_p50"}
 
-    def measured(plan: KvPlan, moments: dict[str, list[Moment]] | None = None) -> Any:
-        rows = asyncio.run(measure(plan, moments))
-        return [{k: v for k, v in row.items() if k not in timed} for row in rows]
+    def measured(plan: KvPlan) -> Any:
+        rows = asyncio.run(measure(plan))
+        return [{k: v for k, v in row.items() if k not in EVENTS} for row in rows]
 
     first = measured(plan)
     assert runs == 2
@@ -256,10 +220,6 @@ def test_kept_searches_are_not_run_again(tmp_path: Path, monkeypatch: pytest.Mon
     more = measured(replace(plan, rhos=(0.25, 0.5)))
     assert runs == 3
     assert more[:2] == first
-    moments: dict[str, list[Moment]] = {}
-    assert measured(plan, moments) == first
-    assert runs == 5
-    assert moments.keys() == {"full", "arborkv at 0.25"}
 
 
 @pytest.mark.slow
@@ -269,7 +229,7 @@ def test_a_small_run_with_token_eviction() -> None:
     plan = replace(QUICK, tasks=("blocksworld",), searches=("best_first",), rhos=(0.25,))
     policies = ("extractive", "extractive_never", "h2o")
     plan = replace(plan, policies=policies, questions=1, expansions=24, threads=1)
-    rows = asyncio.run(measure(plan, {}))
+    rows = asyncio.run(measure(plan))
     assert [r["policy"] for r in rows] == ["full", *policies]
     for found in rows:
         assert found.keys() >= KEYS | set(COLUMNS)

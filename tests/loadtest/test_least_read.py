@@ -21,8 +21,7 @@ from loadtest.least_read import (
     least_read_again,
     one_by_one,
 )
-from loadtest.searches import REBASE_8, grow_each, unlike_items
-from search.outcome import Outcome
+from loadtest.searches import REBASE_8, Method, grow_all, unlike_items
 from tests.search.scripted_engine import ScriptedEngine
 
 PROMPT = (1, 2)
@@ -227,8 +226,7 @@ def by_age(served: list[Served], pool: int) -> int:
 async def test_every_draw_of_a_search_after_its_parents_path() -> None:
     """Every step once, in the order of ids."""
     items = unlike_items("game24", 1)
-    (found,) = await grow_each(ScriptedEngine(), items, REBASE_8, 1)
-    assert isinstance(found, Outcome)
+    (found,) = await grow_all(ScriptedEngine(), items, Method("one", REBASE_8), 1)
     draws = draws_of(found)
     assert len(draws) == len(found.tree) - 1
     known = {found.tree.prompt}

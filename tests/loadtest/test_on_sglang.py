@@ -9,21 +9,15 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from loadtest import goodput, kv, policies
-from loadtest.kv_plan import cases_of
-from loadtest.kv_sglang import ON_SGLANG, UNTOLD
-from loadtest.on_sglang import SPARE_TOKENS, longest_path, policy_server, reward_server, started
+from loadtest import policies
+from loadtest.on_sglang import policy_server, reward_server, started
 from loadtest.searches import SPRIG
-from loadtest.watched import WatchedEngine
+from loadtest.throughput import Looking
 from search.counters import Usage
-from search.engine import Engine, EngineDown, Sampling
-from search.spec import SearchSpec
-from search.tree import Finish, Tree
+from search.engine import EngineDown, Sampling
 from tests.loadtest.command import refused
 from tests.search.scripted_engine import ScriptedEngine
 
@@ -88,9 +82,8 @@ def test_servers_end_with_a_benchmark_that_is_terminated(python: Path) -> None:
 @pytest.mark.parametrize(
     ("kv_policy", "told", "untold"),
     [
-        ("lru", (), ("--radix-eviction-policy", "--radix-cache-backend")),
-        ("priority", ("--radix-eviction-policy", "priority"), ("--radix-cache-backend",)),
-        ("arborkv", ("--radix-cache-backend", "hedgerow"), ("--radix-eviction-policy",)),
+        ("lru", (), ("--radix-cache-backend",)),
+        ("arborkv", ("--radix-cache-backend", "hedgerow"), ()),
     ],
 )
 def test_what_a_server_is_told(
@@ -107,70 +100,35 @@ def test_what_a_server_is_told(
     assert not reward_server(python, 777).options.seeds
 
 
-def test_the_longest_path_that_a_pool_must_hold() -> None:
-    """A prompt of 3 and steps of 4 and 5 that went on, one of 90 that did not: 12 tokens, a next
-    step of 32, and what scoring and SGLang take."""
-    tree = Tree((1, 2, 3))
-    for parent, size in ((0, 4), (1, 5), (0, 90), (2, 1)):
-        tree.add(parent, range(size), "", Finish.STEP)
-    outcome: Any = SimpleNamespace(tree=tree)
-    spec = SearchSpec(policy="rebase", width=4, max_step_tokens=32, max_depth=6)
-    assert longest_path(outcome, spec, (2, 1)) == 12 + 32 + 2 + 6 + SPARE_TOKENS
-
-
 class Held(ScriptedEngine):
-    """An engine that reports more KV from look to look."""
+    """An engine that counts looks at its KV."""
 
     looks = 0
 
     async def usage(self) -> Usage:
-        """So many looks."""
+        """One more."""
         self.looks += 1
-        return Usage(kv_tokens_active=10 * self.looks, kv_tokens_cached=5)
+        return Usage(kv_tokens_active=0, kv_tokens_cached=0)
 
 
-@pytest.mark.parametrize("looks", [True, False])
-async def test_a_watched_engine_is_the_same_engine(looks: bool) -> None:
-    """Its calls are timed; its KV is looked at after each, or never."""
+async def test_a_peak_is_looked_for_after_every_call() -> None:
+    """And what the engine says is said."""
     engine = Held()
-    ticks = iter(range(100))
-    watched: Engine = (seen := WatchedEngine(engine, looks=looks, clock=lambda: float(next(ticks))))
-    assert await watched.expand("t", [], Sampling()) == []
-    assert await watched.score("t", (1,), "", []) == []
-    assert seen.seconds == {"expand": 1.0, "score": 1.0}
-    assert (seen.held, seen.cached) == ((20, 25) if looks else (0, 0))
-    assert engine.looks == 2 * looks
+    looking = Looking(engine)
+    assert await looking.expand("t", [], Sampling()) == []
+    assert await looking.score("t", (1,), "", []) == []
+    assert engine.looks == 2
 
 
-@pytest.mark.parametrize(
-    ("main", "words", "said"),
-    [
-        (policies.main, ["--threads", "2"], "loadtest.policies: --threads 2: the embedded"),
-        (kv.main, ["--threads", "2"], "loadtest.kv: --threads 2: the embedded engine's alone"),
-        (kv.main, ["--theta", "t.json"], "loadtest.kv: --theta t.json: the embedded engine's"),
-        (kv.main, ["--plot", "a.png"], "loadtest.kv: --plot a.png: the embedded engine's alone"),
-        (kv.main, ["--policy", "full"], "--policy full: known are lru, priority, arborkv"),
-        (goodput.main, ["--clock", "cpu"], "--clock cpu: SGLang computes in processes of its own"),
-    ],
-)
-def test_what_is_the_embedded_engines_alone_is_refused(
-    main: Any, words: list[str], said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_the_embedded_engines_alone_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """One line that names the switch, before any server is started."""
-    assert said in refused(main, ["--engine", "sglang", *words], monkeypatch)
+    words = ["--engine", "sglang", "--threads", "2"]
+    said = "loadtest.policies: --threads 2: the embedded"
+    assert said in refused(policies.main, words, monkeypatch)
 
 
-def test_the_plans_there() -> None:
-    """The same switches; every way to evict that SGLang has and every variant of goodput."""
-    parsed = kv._parser().parse_args(["--engine", "sglang", "--quick", "--rho", "0.5"])
-    plan = kv._plan(parsed)
-    assert (plan.engine, plan.policies, plan.rhos) == ("sglang", [*ON_SGLANG], [0.5])
-    assert len(cases_of(plan)) == 1
-    assert UNTOLD["policy_us_p50"] is None
-    parsed = goodput._parser().parse_args(["--engine", "sglang", "--quick", "--width", "4"])
-    found = goodput._plan(parsed)
-    assert (found.engine, found.widths) == ("sglang", [4])
-    assert found.variants == ("paper_baseline", "baseline", "P", "MP", "SMP")
+def test_the_plan_there() -> None:
+    """The same switches."""
     parsed = policies._parser().parse_args(["--engine", "sglang", "--quick", "--limit", "3"])
     assert (policies._plan(parsed).engine, policies._plan(parsed).questions) == ("sglang", 3)
 

@@ -8,7 +8,7 @@ import pytest
 
 from hedgerow_sglang.plugin_protocol import parse_note
 from loadtest.on_sglang import PYTHON
-from loadtest.searches import REBASE_8, grow_each, unlike_items
+from loadtest.searches import REBASE_8, Method, grow_all, unlike_items
 from loadtest.sglang_grid import (
     AMPLE_TOKENS,
     FREE,
@@ -28,8 +28,7 @@ async def recording(searches: int) -> tuple[list[Outcome], list[dict[str, Any]]]
     """Searches without a model, and their rounds."""
     engine = RecordingEngine(ScriptedEngine())
     items = unlike_items("game24", searches)
-    found = await grow_each(engine, items, REBASE_8, searches)
-    outcomes = [outcome for outcome in found if isinstance(outcome, Outcome)]
+    outcomes = await grow_all(engine, items, Method("one", REBASE_8), searches)
     return outcomes, [one.document() for one in engine.searches.values()]
 
 

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from loadtest.searches import REBASE_8, grow_each, unlike_items
+from loadtest.searches import REBASE_8, Method, grow_all, unlike_items
 from loadtest.sglang_pools import AMPLE_TOKENS, CELLS, QUICK, PoolSearches, measured
-from search.outcome import Outcome
 from tests.search.scripted_engine import ScriptedEngine
 
 
 async def test_a_row_by_hand() -> None:
     """Of three searches one is the same, one has another answer, and one was lost."""
     items = unlike_items("game24", 3)
-    same, other, lost = await grow_each(ScriptedEngine(), items, REBASE_8, 3)
-    assert isinstance(same, Outcome)
-    assert isinstance(other, Outcome)
-    assert isinstance(lost, Outcome)
+    same, other, lost = await grow_all(ScriptedEngine(), items, Method("one", REBASE_8), 3)
     same.stats.engine.rehydrated_tokens, same.stats.engine.held_back_seconds = 7, 0.5
     other.stats.engine.rehydrated_tokens, other.stats.engine.held_back_seconds = 5, 1.0
     lost.stats.engine.rehydrated_tokens = 3
@@ -35,7 +31,7 @@ async def test_a_row_by_hand() -> None:
 
 
 def test_the_cells() -> None:
-    """Five, of which one fits all; two of a quick run."""
-    assert (len(CELLS), len(QUICK)) == (5, 2)
+    """Six, of which one fits all; two of a quick run."""
+    assert (len(CELLS), len(QUICK)) == (6, 2)
     assert CELLS[0] == ("ets", 4, 330)
     assert [pool for _, _, pool in CELLS].count(AMPLE_TOKENS) == 1
