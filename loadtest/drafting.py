@@ -7,43 +7,19 @@ the weights of the target, so many of them fit side by side and take turns.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NoReturn
+from typing import Any
 
-import torch
-
+from loadtest.in_process import Clocked, SteppedEngine
 from loadtest.rejection_sampling import rejecting_scheduler
-from runtime.embedded.judge_scorer import JudgeScorer, load_judge
-from runtime.embedded.model.batch_plan import KVStore, Span
-from runtime.embedded.model.forward import Forward
+from runtime.embedded.judge_scorer import load_judge
 from runtime.embedded.options import EngineOptions
 from runtime.embedded.scheduler import scheduler_for
 from runtime.text import Text
-from search.counters import Counters
-from search.engine import Branch, Capabilities, EngineError, Hint, Sampling, Step, Trajectory
+from search.engine import Branch, Capabilities, Sampling, Step, Trajectory
 
 GENERATOR, EVALUATOR = "generator", "evaluator"
-
-
-class TimedForward:
-    """A target's forward that notes how long it ran."""
-
-    def __init__(self, forward: Forward, clock: Callable[[], float]) -> None:
-        self.forward = forward
-        self.clock = clock
-        self.seconds = 0.0
-
-    def new_store(self, slots: int) -> KVStore:
-        """Room for keys and values."""
-        return self.forward.new_store(slots)
-
-    def run(self, spans: Sequence[Span], store: KVStore) -> torch.Tensor:
-        """A pass."""
-        start = self.clock()
-        logits = self.forward.run(spans, store)
-        self.seconds += self.clock() - start
-        return logits
 
 
 @dataclass(slots=True)
@@ -63,22 +39,20 @@ class Part:
         return self.counts["tokens"] / self.seconds if self.seconds else 0.0
 
 
-class DraftedEngine:
-    """An engine that runs one search at a time."""
+class DraftedEngine(SteppedEngine):
+    """An engine whose drafts are timed."""
 
-    def __init__(
-        self, target: TimedForward, options: EngineOptions, *, rejects: bool = False
-    ) -> None:
+    def __init__(self, target: Clocked, options: EngineOptions, *, rejects: bool = False) -> None:
         """``options`` of an engine whose policy is the target's checkpoint; the policy judges.
         ``rejects``: drafts are accepted by rejection, so trees are others."""
         self.parts = {GENERATOR: Part(), EVALUATOR: Part()}
-        self._target, self._options = target, options
+        self._target = target
         make = rejecting_scheduler if rejects else scheduler_for
-        self._scheduler = make(options, target, target.forward.config, target.clock)
-        judging = load_judge(replace(options, reward_format="generative"), self._scheduler)
+        scheduler = make(options, target, target.forward.config, target.clock)
+        judging = load_judge(replace(options, reward_format="generative"), scheduler)
         assert judging is not None, "the format asks a judge"
-        self._judge: JudgeScorer = judging[0]
-        self.capabilities = Capabilities(
+        self._judge, score_tokens = judging
+        can = Capabilities(
             engine="embedded",
             models={"policy": str(options.policy)},
             exact=options.same_trees and not rejects,
@@ -86,9 +60,9 @@ class DraftedEngine:
             embeds=None,
             context_tokens=Text(options.policy).context,
             fingerprint="",
-            score_tokens=judging[1],
+            score_tokens=score_tokens,
         )
-        self._calls = 0
+        super().__init__(can, scheduler, self._judge)
 
     def start(self) -> None:
         """Count from here."""
@@ -96,10 +70,8 @@ class DraftedEngine:
 
     async def expand(self, tree: str, branches: Sequence[Branch], sampling: Sampling) -> list[Step]:
         """Draw one step for each branch."""
-        self._calls += 1
-        return self._timed(
-            GENERATOR, lambda: self._scheduler.expand(self._calls, tree, branches, sampling)
-        )
+        call = next(self._calls)
+        return self._timed(GENERATOR, lambda: self.scheduler.expand(call, tree, branches, sampling))
 
     async def score(
         self,
@@ -110,47 +82,8 @@ class DraftedEngine:
     ) -> list[float]:
         """Have every trajectory judged."""
         del prompt
-        self._calls += 1
-        return self._timed(
-            EVALUATOR, lambda: self._judge.score(self._calls, tree, question, trajectories)
-        )
-
-    async def embed(
-        self, tree: str, prompt: tuple[int, ...], trajectories: Sequence[Trajectory]
-    ) -> list[tuple[float, ...]]:
-        """Nothing here needs it."""
-        return self._refuse("embed", tree, prompt, trajectories)
-
-    def hint(self, tree: str, hint: Hint) -> None:
-        """Free what was pruned."""
-        self._scheduler.hint(tree, hint)
-        self._judge.hint(tree, hint)
-
-    async def release(self, tree: str) -> Counters:
-        """Let go of a tree."""
-        self._scheduler.abort(tree)
-        self._judge.abort(tree)
-        self._judge.release(tree)
-        cost = self._scheduler.release(tree) or Counters()
-        return Counters(decoded_tokens=cost.decoded_tokens, prefilled_tokens=cost.prefilled_tokens)
-
-    async def abort(self, tree: str) -> None:
-        """Let go of a tree."""
-        await self.release(tree)
-
-    async def usage(self) -> NoReturn:
-        """Nothing here needs it."""
-        self._refuse("usage")
-
-    async def health(self) -> None:
-        """It is alive while this process is."""
-
-    async def close(self) -> None:
-        """There is nothing to stop."""
-
-    @staticmethod
-    def _refuse(name: str, *_: object) -> NoReturn:
-        raise EngineError(f"{name}: is not part of this benchmark")
+        call = next(self._calls)
+        return self._timed(EVALUATOR, lambda: self._judge.score(call, tree, question, trajectories))
 
     def _timed(self, name: str, ask: Any) -> Any:
         """Ask the scheduler for a call and step until it is answered."""
@@ -159,7 +92,7 @@ class DraftedEngine:
         ask()
         answer = None
         while answer is None:
-            for drawn in self._scheduler.step():
+            for drawn in self.scheduler.step():
                 ruled = self._judge.rule(drawn)
                 answer = ruled.rewards if ruled else drawn.steps
         seconds, busy = clock() - start, self._target.seconds - busy
@@ -170,7 +103,7 @@ class DraftedEngine:
         return answer
 
     def _counts(self) -> Counter[str]:
-        total = self._scheduler.totals()
+        total = self.scheduler.totals()
         return Counter(
             tokens=total.decoded_tokens,
             passes=total.target_passes,

@@ -1,4 +1,4 @@
-"""The embedded engine without its pipe: one search at a time, looked at after every step.
+"""The embedded engine without its pipe: one search at a time, in this process.
 
 Scheduler, scorer and caches are the engine's own. The models are loaded once; scheduler and scorer
 are made for every search, so that each can have KV budgets and a KV policy of its own.
@@ -15,10 +15,11 @@ from typing import Any
 
 import torch
 
+from runtime.embedded.judge_scorer import JudgeScorer
 from runtime.embedded.model.batch_plan import Span
 from runtime.embedded.model.forward import Forward
 from runtime.embedded.options import EngineOptions
-from runtime.embedded.reward_scorer import load_reward_model, scorer_for
+from runtime.embedded.reward_scorer import RewardScorer, load_reward_model, scorer_for
 from runtime.embedded.scheduler import Scheduler, scheduler_for
 from runtime.embedders.lexical import embed_texts
 from runtime.reward_reader import overhead_of
@@ -85,8 +86,62 @@ class Clocked:
         return logits
 
 
-class InProcess:
-    """An engine for one search, step by step. ``watch`` sees the scheduler after each.
+class SteppedEngine:
+    """What engines have in common that step a scheduler and a scorer in this process, for one
+    search at a time."""
+
+    def __init__(
+        self, capabilities: Capabilities, scheduler: Scheduler, scorer: RewardScorer | JudgeScorer
+    ) -> None:
+        self.capabilities = capabilities
+        self.scheduler = scheduler
+        self._scorer = scorer
+        self._calls = count(1)
+
+    async def embed(
+        self, tree: str, prompt: tuple[int, ...], trajectories: Sequence[Trajectory]
+    ) -> list[tuple[float, ...]]:
+        """By the letters of each trajectory's last step."""
+        return embed_texts([trajectory.texts[-1] for trajectory in trajectories])
+
+    def hint(self, tree: str, hint: Hint) -> None:
+        """Tell both models' caches."""
+        self.scheduler.hint(tree, hint)
+        self._scorer.hint(tree, hint)
+
+    async def release(self, tree: str) -> Counters:
+        """Let go of a tree; what it cost."""
+        prm = self._scorer.release(tree) or Counters()
+        return (self.scheduler.release(tree) or Counters()) + prm
+
+    async def abort(self, tree: str) -> None:
+        """Stop a tree and let go of it."""
+        self.scheduler.abort(tree)
+        self._scorer.abort(tree)
+        await self.release(tree)
+
+    async def usage(self) -> Usage:
+        """KV by now."""
+        cache = self.scheduler.cache
+        return Usage(
+            kv_tokens_active=cache.active_tokens,
+            kv_tokens_cached=cache.cached_tokens,
+            kv_tokens_capacity=cache.capacity,
+            kv_tokens_peak=cache.active_peak,
+            running=self.scheduler.running,
+            waiting=self.scheduler.waiting,
+            totals=EngineCounters(evicted_tokens=cache.evicted_tokens),
+        )
+
+    async def health(self) -> None:
+        """It lives as long as its caller."""
+
+    async def close(self) -> None:
+        """Nothing is to be stopped."""
+
+
+class InProcess(SteppedEngine):
+    """An engine for one search.
 
     ``seconds`` by ``clock``, spent in the calls: ``expand`` and ``score``.
     """
@@ -94,7 +149,6 @@ class InProcess:
     def __init__(
         self,
         models: ModelsInProcess,
-        watch: Callable[[Scheduler], None] = lambda _: None,
         clock: Callable[[], float] = time.perf_counter,
         **changes: object,
     ) -> None:
@@ -103,18 +157,16 @@ class InProcess:
         ``rounds``: those drawn; ``longest``: the tokens of its longest path with its next step.
         """
         options = replace(models.options, **changes)  # type: ignore[arg-type]
-        self.capabilities = models.capabilities
         self.clocked = Clocked(models.policy, clock)
-        self.scheduler = scheduler_for(options, self.clocked, models.policy.config)
         self.scorer = scorer_for(options, models.prm, models.prm.config, models.reader)
+        scheduler = scheduler_for(options, self.clocked, models.policy.config)
+        super().__init__(models.capabilities, scheduler, self.scorer)
         self.rounds = 0
         self.longest = 0
         self.seconds = {"expand": 0.0, "score": 0.0}
         self._lookahead = options.lookahead
         self._moved: dict[str, KvMoved] = {}
         self._clock = clock
-        self._watch = watch
-        self._calls = count(1)
 
     async def expand(self, tree: str, branches: Sequence[Branch], sampling: Sampling) -> list[Step]:
         """Draw one step for each branch."""
@@ -123,7 +175,6 @@ class InProcess:
             self.scheduler.expand(call, tree, branches, sampling)
             while True:
                 done = self.scheduler.step()
-                self._watch(self.scheduler)
                 if done:
                     break
                 for failed in self.scheduler.errors.take():
@@ -155,50 +206,9 @@ class InProcess:
             found |= {scored.call: scored.rewards for scored in self.scorer.step()}
         return found
 
-    async def embed(
-        self, tree: str, prompt: tuple[int, ...], trajectories: Sequence[Trajectory]
-    ) -> list[tuple[float, ...]]:
-        """By the letters of each trajectory's last step."""
-        return embed_texts([trajectory.texts[-1] for trajectory in trajectories])
-
-    def hint(self, tree: str, hint: Hint) -> None:
-        """Tell both models' caches."""
-        self.scheduler.hint(tree, hint)
-        self.scorer.hint(tree, hint)
-
     def kv_moved(self, tree: str) -> KvMoved | None:
         """What the last round has done to a tree's KV."""
         return self._moved.pop(tree, None)
-
-    async def release(self, tree: str) -> Counters:
-        """Let go of a tree; what it cost."""
-        prm = self.scorer.release(tree) or Counters()
-        return (self.scheduler.release(tree) or Counters()) + prm
-
-    async def abort(self, tree: str) -> None:
-        """Stop a tree and let go of it."""
-        self.scheduler.abort(tree)
-        self.scorer.abort(tree)
-        await self.release(tree)
-
-    async def usage(self) -> Usage:
-        """KV by now."""
-        cache = self.scheduler.cache
-        return Usage(
-            kv_tokens_active=cache.active_tokens,
-            kv_tokens_cached=cache.cached_tokens,
-            kv_tokens_capacity=cache.capacity,
-            kv_tokens_peak=cache.active_peak,
-            running=self.scheduler.running,
-            waiting=self.scheduler.waiting,
-            totals=EngineCounters(evicted_tokens=cache.evicted_tokens),
-        )
-
-    async def health(self) -> None:
-        """It lives as long as its caller."""
-
-    async def close(self) -> None:
-        """Nothing is to be stopped."""
 
     @contextmanager
     def _timed(self, call: str) -> Iterator[None]:

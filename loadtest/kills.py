@@ -102,6 +102,7 @@ class Searches:
         """``path``: the file of what has ended; none is kept without."""
         spec = REBASE_8.model_dump_json(exclude_none=True)
         self._kept = KeptLines(path, f"{servers} {spec}", TypeAdapter(Ended))
+        self._killed = KeptLines(path, f"{servers} {spec} kills", TypeAdapter(int))
         self._text = Text(SPRIG.policy)
         self._items = items
         self.done = asyncio.Condition()
@@ -149,7 +150,7 @@ class Searches:
             async with self.done:
                 await self.done.wait_for(lambda due=due: len(self.ended(FAULTY)) >= due)
             await asyncio.sleep(dice.uniform(*PAUSE_SECONDS))
-            self.note_kill()
+            self._killed.put(KILLS, number + 1)
             say(f"kill {number + 1} of {kills}")
             await restart()
 
@@ -168,12 +169,7 @@ class Searches:
     @property
     def kills(self) -> int:
         """How often a server was killed under them."""
-        kept = self._kept.get(KILLS)
-        return 0 if kept is None else round(kept.seconds)
-
-    def note_kill(self) -> None:
-        """Once more."""
-        self._kept.put(KILLS, Ended(seconds=self.kills + 1))
+        return self._killed.get(KILLS) or 0
 
     async def _grow(self, engine: Engine, number: int) -> Ended:
         begun, item = time.monotonic(), self._items[number]

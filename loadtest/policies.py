@@ -242,8 +242,9 @@ async def choose_threshold(plan: PolicyPlan) -> list[dict[str, Any]]:
 
 def main() -> None:
     """Print a table, or one JSON document with ``--json``."""
-    options = _parser().parse_args()
-    plan = _plan(options)
+    parser = _parser()
+    options = parser.parse_args()
+    plan = _plan(parser, options)
     if options.choose == "weight":
         rows = to_its_end(choose(plan))
         publish({"rows": rows}, options.json, "budget weights", budget_weight.COLUMNS)
@@ -288,15 +289,13 @@ def _parser() -> BenchmarkParser:
     return parser
 
 
-def _plan(options: argparse.Namespace) -> PolicyPlan:
+def _plan(parser: BenchmarkParser, options: argparse.Namespace) -> PolicyPlan:
     """The full or quick plan with what the options change; a wrong one ends the program."""
     plan = QUICK if options.quick else FULL
     if options.engine == "sglang":
         plan = replace(plan, **QUICK_ON_SGLANG) if options.quick else plan
         threshold = options.choose if options.choose == "threshold" else None
-        _parser().embedded_alone(
-            threads=options.threads, embedder=options.embedder, choose=threshold
-        )
+        parser.embedded_alone(threads=options.threads, embedder=options.embedder, choose=threshold)
     plan = planned(plan, options)
     if options.quick:
         plan = replace(plan, until=time.monotonic() + QUICK_SECONDS)

@@ -29,9 +29,17 @@ from loadtest.searches import SPRIG, Engines, Item, Method, grow, items_of, side
 from loadtest.sglang_grid import TASK, spec_of
 from runtime.engine_wrapper import EngineWrapper
 from runtime.text import Text
-from search.capabilities import Capabilities
 from search.counters import Counters
-from search.engine import Branch, Engine, EngineError, Hint, Sampling, Step, Trajectory
+from search.engine import (
+    Branch,
+    Capabilities,
+    Engine,
+    EngineError,
+    Hint,
+    Sampling,
+    Step,
+    Trajectory,
+)
 from search.outcome import Outcome
 
 WORK = ("/generate", "/classify")

@@ -20,8 +20,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from loadtest.drafting import EVALUATOR, GENERATOR, DraftedEngine, Part, TimedForward
+from loadtest.drafting import EVALUATOR, GENERATOR, DraftedEngine, Part
 from loadtest.engine import Decoding
+from loadtest.in_process import Clocked
 from loadtest.options import BenchmarkParser
 from loadtest.report import publish, say_row
 from loadtest.searches import SPRIG, Item, Method, grow, items_of
@@ -167,18 +168,18 @@ class Targets:
 
     def __init__(self, folder: Path, threads: int, clock: Callable[[], float]) -> None:
         self._folder, self._threads, self._clock = folder, threads, clock
-        self._loaded: dict[float, TimedForward] = {}
+        self._loaded: dict[float, Clocked] = {}
         self._draft = self._step_seconds(SPRIG_FOLDER / "draft")
         base = ModelConfig.from_checkpoint(SPRIG_FOLDER / "policy").layers
         times = [self._step_seconds(self._deepened(base * i)) for i in (1, 4)]
         self._base, self._first, self._each = base, times[0], (times[1] - times[0]) / (3 * base)
 
-    def __getitem__(self, ratio: float) -> TimedForward:
+    def __getitem__(self, ratio: float) -> Clocked:
         """The target of a cost ratio; no smaller than the policy itself."""
         if ratio not in self._loaded:
             more = round((ratio * self._draft - self._first) / self._each)
             path = self._deepened(self._base + max(0, more))
-            self._loaded[ratio] = TimedForward(Forward(path, threads=self._threads), self._clock)
+            self._loaded[ratio] = Clocked(Forward(path, threads=self._threads), self._clock)
         return self._loaded[ratio]
 
     def path(self, ratio: float) -> Path:

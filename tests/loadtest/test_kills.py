@@ -17,7 +17,7 @@ from loadtest.hostile.completions_stub import CompletionsStub
 from loadtest.hostile.killed_servers import RealVictim
 from loadtest.hostile.sglang_stub import MortalStub
 from loadtest.hostile.toxics import TOO_MANY, Proxy, listening
-from loadtest.kills import CALM, FAULTY, Ended, Searches, compared, held
+from loadtest.kills import CALM, FAULTY, KILLS, Ended, Searches, compared, held
 from loadtest.on_sglang import policy_server
 from loadtest.searches import unlike_items
 from models.bundled import SPRIG_FOLDER
@@ -43,8 +43,7 @@ def test_what_has_ended_is_kept(tmp_path: Path) -> None:
     """By phase and number, kills beside it; another run goes on from there."""
     first = Searches(tmp_path / "kept.jsonl", "vllm", unlike_items("game24", 3))
     first._kept.put(first._name(CALM, 1), Ended("", "a", "1", 2.0))
-    first.note_kill()
-    first.note_kill()
+    first._killed.put(KILLS, 2)
     again = Searches(tmp_path / "kept.jsonl", "vllm", unlike_items("game24", 5))
     assert again.ended(CALM) == {1: Ended("", "a", "1", 2.0)}
     assert again.ended(FAULTY) == {}

@@ -129,8 +129,10 @@ def test_what_is_the_embedded_engines_alone_is_refused(monkeypatch: pytest.Monke
 
 def test_the_plan_there() -> None:
     """The same switches."""
-    parsed = policies._parser().parse_args(["--engine", "sglang", "--quick", "--limit", "3"])
-    assert (policies._plan(parsed).engine, policies._plan(parsed).questions) == ("sglang", 3)
+    parser = policies._parser()
+    words = ["--engine", "sglang", "--quick", "--limit", "3"]
+    plan = policies._plan(parser, parser.parse_args(words))
+    assert (plan.engine, plan.questions) == ("sglang", 3)
 
 
 def test_servers_are_stopped_where_one_does_not_start(tmp_path: Path) -> None:
