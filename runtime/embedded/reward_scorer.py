@@ -8,7 +8,7 @@ from __future__ import annotations
 from bisect import insort
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -326,10 +326,9 @@ def scorer_for(
     """
     if options.prm is None:
         raise ValueError("prm: None; a reward model is needed")
-    head = not reward_format(options.reward_format).reads_hidden
-
-    def flops(tokens: int, context_sum: int, logits: int | None = None) -> float:
-        return config.flops(tokens, context_sum, logits if head else 0)
+    flops = config.flops
+    if reward_format(options.reward_format).reads_hidden:
+        flops = replace(flops, logits=0)
 
     return RewardScorer(
         model,

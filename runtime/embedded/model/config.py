@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from kvpolicy.roofline import DevicePeaks, ModelCosts
+from runtime.accounting import PassFlops
 from runtime.checkpoint import SIZES, read_config
 
 ARCHITECTURES = {
@@ -76,6 +77,11 @@ class ModelConfig:
     tied: bool
     sliding_window: int | None
     context: int
+    group: int = field(init=False)
+    """Query heads that share a key/value head."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "group", self.heads // self.kv_heads)
 
     @classmethod
     def from_checkpoint(cls, path: str | Path) -> ModelConfig:
@@ -134,21 +140,12 @@ class ModelConfig:
         )
 
     @property
-    def group(self) -> int:
-        """Query heads that share a key/value head."""
-        return self.heads // self.kv_heads
-
-    def flops(self, tokens: int, context_sum: int, logits: int | None = None) -> float:
-        """Multiplies and adds of a forward over ``tokens`` rows.
-
-        ``context_sum`` sums over the rows the keys each attends to (itself included), ``logits``
-        is the number of rows that pass the head (None: all).
-        """
+    def flops(self) -> PassFlops:
+        """What its passes cost."""
         width = (self.heads + 2 * self.kv_heads) * self.head_dim
         layer = self.hidden * (width + self.heads * self.head_dim + 3 * self.ffn)
-        head = self.hidden * self.vocab * (tokens if logits is None else logits)
-        attention = 2 * self.heads * self.head_dim * context_sum
-        return 2.0 * (self.layers * (layer * tokens + attention) + head)
+        attention = 2 * self.heads * self.head_dim
+        return PassFlops(self.layers * layer, self.layers * attention, self.hidden * self.vocab)
 
 
 def middle_layer(layers: int) -> int:
