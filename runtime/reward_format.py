@@ -1,23 +1,14 @@
-"""How a reward model is asked about a step, as data, and the token path that it reads for one.
-
-A step's ids follow from the step alone, so a path only ever grows at its end and scoring a step
-costs a prefill of that step. Rewards are read at a path's last token, wherever else its tag's id
-may stand; what is spelled like a control token in questions and steps is encoded as text.
-"""
+"""How a reward model is asked about a step, as data."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
-
-from runtime.text import Text
-from search.engine import Trajectory
 
 Reads = Literal["softmax", "mean", "value", "classes", "logprob", "judge", "score"]
 Spells = Literal["policy", "once", "dialogue", "reply"]
@@ -31,8 +22,6 @@ _NEEDED: Mapping[str, tuple[str, ...]] = {
 Ids = tuple[int, ...]
 Spelt = dict[tuple[str, str], Ids]
 """Pieces of one search's paths that are spelt already, by their part and their text."""
-_OPENING, _FIRST, _LATER = "opening", "first", "later"
-_PROBE = ("What is 1 + 1?", ("1 + 1 = 2.\n\n", "The answer is 2."))
 
 
 class RewardFormat(BaseModel):
@@ -235,161 +224,6 @@ def _from_file(path: Path) -> RewardFormat:
 
 def _format_names() -> str:
     return ", ".join(REWARD_FORMATS)
-
-
-class Paths(Protocol):
-    """How a format spells what the reward model reads."""
-
-    def opening(self, prompt: Sequence[int], question: str, spelt: Spelt) -> Ids:
-        """What every path over this question begins with; may be empty."""
-        ...
-
-    def path(
-        self, prompt: Sequence[int], question: str, trajectory: Trajectory, spelt: Spelt
-    ) -> Ids:
-        """The whole path, to be read at its last token. Adds to ``spelt`` what it spells."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class PolicyIds:
-    """The policy's own ids: the prompt, and each step with the tag after it.
-
-    A step that ends with the tag's id gets no second one.
-    """
-
-    tag: int | None
-
-    def opening(self, prompt: Sequence[int], question: str, spelt: Spelt) -> Ids:
-        """The policy's prompt."""
-        return tuple(prompt)
-
-    def path(
-        self, prompt: Sequence[int], question: str, trajectory: Trajectory, spelt: Spelt
-    ) -> Ids:
-        """Prompt, step, tag, step, tag."""
-        path = list(prompt)
-        for step in trajectory.steps:
-            path += step
-            if self.tag is not None and step[-1] != self.tag:
-                path.append(self.tag)
-        return tuple(path)
-
-
-@dataclass(frozen=True, slots=True)
-class OwnIds:
-    """The reward model's own words: an opening, then each step's text, tokenised alone.
-
-    A step's text is stripped of white space, and of the tag where it ends with it.
-    """
-
-    form: RewardFormat
-    text: Text
-    tag: int | None
-
-    def opening(self, prompt: Sequence[int], question: str, spelt: Spelt) -> Ids:
-        """The question as the format puts it."""
-        if (_OPENING, question) not in spelt:
-            spelt[_OPENING, question] = self._open(question)
-        return spelt[_OPENING, question]
-
-    def path(
-        self, prompt: Sequence[int], question: str, trajectory: Trajectory, spelt: Spelt
-    ) -> Ids:
-        """Opening, step, tag, step, tag."""
-        path = list(self.opening(prompt, question, spelt))
-        for place, words in enumerate(trajectory.texts):
-            key = (_LATER if place else _FIRST), words
-            if key not in spelt:
-                spelt[key] = self._spell(words, self.form.later if place else self.form.first)
-            path += spelt[key]
-        return tuple(path)
-
-    def _open(self, question: str) -> Ids:
-        if self.form.system is None:
-            begin = self.text.bos if self.form.opening.startswith("{bos}") else None
-            words = self.text.encode(_fill_opening(self.form.opening, self.text.plain(question)))
-            return tuple(words) if begin is None else (begin, *words)
-        system = {"role": "system", "content": self.form.system}
-        user = {"role": "user", "content": self.text.plain(question)}
-        return tuple(self.text.encode(self.text.render_chat([system, user])))
-
-    def _spell(self, words: str, before: str) -> Ids:
-        bare = words.strip()
-        if self.form.tag.strip():
-            bare = bare.removesuffix(self.form.tag.strip()).rstrip()
-        ids = self.text.encode_after(before + self.text.plain(bare))
-        return tuple(ids) if self.tag is None else (*ids, self.tag)
-
-
-@dataclass(frozen=True, slots=True)
-class Dialogue:
-    """Each step is a user's turn; the reward model is read where it would answer ``good`` or
-    ``bad``, and every earlier turn was answered by ``good``.
-
-    A piece, tokenised alone, runs from the answer to the turn before to the end of its own turn's
-    opening for the assistant.
-    """
-
-    form: RewardFormat
-    text: Text
-    good: str
-
-    @classmethod
-    def of(cls, form: RewardFormat, text: Text) -> Dialogue:
-        """Raises ValueError if the chat template cannot be cut into such pieces."""
-        made = cls(form, text, str(form.good))
-        made._must_cut()
-        return made
-
-    def opening(self, prompt: Sequence[int], question: str, spelt: Spelt) -> Ids:
-        """Nothing: the question is part of the first turn."""
-        return ()
-
-    def path(
-        self, prompt: Sequence[int], question: str, trajectory: Trajectory, spelt: Spelt
-    ) -> Ids:
-        """Turn, good, turn, good, ..., turn."""
-        path: list[int] = []
-        for place, words in enumerate(trajectory.texts):
-            key = (_LATER if place else _FIRST), words
-            if key not in spelt:
-                piece = self._later(words) if place else self._first(question, words)
-                spelt[key] = tuple(self.text.encode_after(piece))
-            path += spelt[key]
-        return tuple(path)
-
-    def _first(self, question: str, words: str) -> str:
-        asked = _fill_opening(self.form.opening, self.text.plain(question))
-        content = asked + self.text.plain(words.strip())
-        return self.text.render_chat([{"role": "user", "content": content}])
-
-    def _later(self, words: str) -> str:
-        """What a turn adds to a conversation of one answered turn."""
-        before = [{"role": "user", "content": "?"}]
-        answer = {"role": "assistant", "content": self.good}
-        after = [*before, answer, {"role": "user", "content": self.text.plain(words.strip())}]
-        return self.text.render_chat(after)[len(self.text.render_chat(before)) :]
-
-    def _must_cut(self) -> None:
-        question, steps = _PROBE
-        contents = [_fill_opening(self.form.opening, question) + steps[0].strip(), steps[1]]
-        answer = {"role": "assistant", "content": self.good}
-        turns = [{"role": "user", "content": content} for content in contents]
-        whole = self.text.render_chat([turns[0], answer, turns[1]])
-        pieces = [self._first(question, steps[0]), self._later(steps[1])]
-        ids = [token for piece in pieces for token in self.text.encode_after(piece)]
-        answered = pieces[1].lstrip().startswith(self.good)
-        if ids != self.text.encode_after(whole) or not answered:
-            raise ValueError(
-                f"reward_format {self.form.name!r}: the chat template of {self.text.checkpoint} "
-                f"does not put {self.good!r} right after the assistant's opening, turn by turn"
-            )
-
-
-def _fill_opening(template: str, question: str) -> str:
-    """The template with the user's words in it and without its begin token."""
-    return fill_template(template.removeprefix("{bos}"), {"question": question})
 
 
 def fill_template(template: str, words: Mapping[str, str]) -> str:

@@ -1,4 +1,7 @@
-"""A reward format in a reward model's own tokens and tensors: what to read, and the reward."""
+"""A reward format in a reward model's own tokens and tensors: the path to read, and the reward.
+
+Rewards are read at a path's last token, wherever else its tag's id may stand.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,8 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.reward_format import (
-    Dialogue,
-    OwnIds,
-    Paths,
-    PolicyIds,
-    Reads,
-    RewardFormat,
-)
+from runtime.reward_format import Ids, Reads, RewardFormat, Spelt
+from runtime.reward_texts import Dialogue, OwnIds
 from runtime.text import Text
 from runtime.whole_reply import WholeReply
 from search.engine import RewardMissing, Trajectory
@@ -30,6 +27,45 @@ log = logging.getLogger(__name__)
 
 _LARGEST_EXPONENT = 700.0
 Matrix = NDArray[np.float64]
+
+
+class Paths(Protocol):
+    """How a format spells what the reward model reads."""
+
+    def opening(self, prompt: Sequence[int], question: str, spelt: Spelt) -> Ids:
+        """What every path over this question begins with; may be empty."""
+        ...
+
+    def path(
+        self, prompt: Sequence[int], question: str, trajectory: Trajectory, spelt: Spelt
+    ) -> Ids:
+        """The whole path, to be read at its last token. Adds to ``spelt`` what it spells."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyIds:
+    """The policy's own ids: the prompt, and each step with the tag after it.
+
+    A step that ends with the tag's id gets no second one.
+    """
+
+    tag: int | None
+
+    def opening(self, prompt: Sequence[int], question: str, spelt: Spelt) -> Ids:
+        """The policy's prompt."""
+        return tuple(prompt)
+
+    def path(
+        self, prompt: Sequence[int], question: str, trajectory: Trajectory, spelt: Spelt
+    ) -> Ids:
+        """Prompt, step, tag, step, tag."""
+        path = list(prompt)
+        for step in trajectory.steps:
+            path += step
+            if self.tag is not None and step[-1] != self.tag:
+                path.append(self.tag)
+        return tuple(path)
 
 
 class Reading(Protocol):

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from runtime.reward_format import Ids, OwnIds, RewardFormat, Spelt
+from runtime.reward_format import Ids, RewardFormat, Spelt
+from runtime.reward_texts import OwnIds
 from runtime.text import Text
 from search.engine import Trajectory
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from runtime.openai.server_dialect import NAMED_ID
-from runtime.reward_format import Paths, RewardFormat
-from runtime.reward_reader import Softmax, classes_share, paths_of, sigmoid
+from runtime.reward_format import RewardFormat
+from runtime.reward_reader import Paths, Softmax, classes_share, paths_of, sigmoid
 from runtime.servers.request_costs import Path
 from runtime.text import Text
 from search.engine import EngineError, RewardMissing, Trajectory

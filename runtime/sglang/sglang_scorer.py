@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from runtime.accounting import Flops, sum_of_contexts
-from runtime.reward_format import Paths, RewardFormat
-from runtime.reward_reader import Softmax, classes_share, paths_of, sigmoid
+from runtime.reward_format import RewardFormat
+from runtime.reward_reader import Paths, Softmax, classes_share, paths_of, sigmoid
 from runtime.servers.fleet import Fleet
 from runtime.sglang.replica import Json, Replica
 from runtime.sglang.search_session import Path, SearchSession

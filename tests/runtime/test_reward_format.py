@@ -13,13 +13,12 @@ import torch
 
 from runtime.reward_format import (
     REWARD_FORMATS,
-    OwnIds,
-    PolicyIds,
     RewardFormat,
     fill_template,
     reward_format,
 )
-from runtime.reward_reader import Head, Mean, Reader, Softmax, overhead_of, paths_of
+from runtime.reward_reader import Head, Mean, PolicyIds, Reader, Softmax, overhead_of, paths_of
+from runtime.reward_texts import OwnIds
 from runtime.text import Text
 from runtime.whole_reply import WholeReply
 from search.engine import RewardMissing, Trajectory

@@ -8,8 +8,7 @@ from dataclasses import replace
 import pytest
 
 from runtime.embedded.reward_scorer import RewardScorer
-from runtime.reward_format import PolicyIds
-from runtime.reward_reader import Reader, Softmax
+from runtime.reward_reader import PolicyIds, Reader, Softmax
 from search.engine import EngineError, Hint, PrefixTooLong, Trajectory
 from tests.runtime.hash_model import CONTEXT, VOCAB, HashModel, logits_after
 

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from runtime.accounting import no_flops
-from runtime.reward_format import PolicyIds
-from runtime.reward_reader import Softmax
+from runtime.reward_reader import PolicyIds, Softmax
 from runtime.servers.fleet import Fleet
 from runtime.servers.remote_server import ServerTimes
 from runtime.sglang.replica import Json, Replica
