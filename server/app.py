@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
@@ -21,20 +20,12 @@ from server.service import Service, own_version
 
 def create_app(service: Service, at_end: Callable[[], Awaitable[None]] | None = None) -> FastAPI:
     """The app over a service; at shutdown it cancels what is under way, then awaits ``at_end``."""
-
-    @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        yield
-        await service.close()
-        if at_end is not None:
-            await at_end()
-
     settings = service.settings
     app = FastAPI(
         title="Hedgerow",
         version=own_version(),
         description="An OpenAI-compatible server for test-time search",
-        lifespan=lifespan,
+        lifespan=lambda _: service.lifetime(at_end),
         redirect_slashes=False,
         responses={"default": {"model": api_errors.ErrorBody, "description": "an error"}},
     )

@@ -7,8 +7,8 @@ import ctypes
 import hashlib
 import logging
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
@@ -142,6 +142,14 @@ class Service:
     async def close(self) -> None:
         """Cancel what is under way, on any model, and wait until it has let go of its trees."""
         await asyncio.gather(*(service.runner.close() for service in self.models))
+
+    @asynccontextmanager
+    async def lifetime(self, at_end: Callable[[], Awaitable[None]] | None) -> AsyncIterator[None]:
+        """Of an app over it: at its end what is under way is cancelled, then ``at_end`` awaited."""
+        yield
+        await self.close()
+        if at_end is not None:
+            await at_end()
 
     @property
     def profile(self) -> Profile:
