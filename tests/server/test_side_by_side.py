@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from search.engine import Branch, EngineDown
 from search.tree import ROOT
-from server.joint_replies import JointReplies
 from server.plain_completion import PlainCompletion, PlainReply, complete
+from server.side_by_side import JointReplies
 from tests.search.scripted_engine import ScriptedEngine, dice, encode
 
 PROMPT = encode("user: count\n")
