@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError
 
@@ -15,8 +15,10 @@ from server.api_errors import ApiError, bad_value, echo, prompt_too_long, unsupp
 from server.api_keys import ApiKey
 from server.reply_text import opens_reasoning
 from server.request_models import ChatRequest, Message, Prompt, encodable
-from server.service import Service
 from server.tool_requests import calls_in, must_be_rendered, tool_template
+
+if TYPE_CHECKING:
+    from server.service import Service
 
 
 def plain_messages(messages: list[Message], most: int) -> list[dict[str, Any]]:

@@ -6,11 +6,13 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvpolicy.roofline import DevicePeaks, ModelCosts
-from runtime.accounting import PassFlops
 from runtime.checkpoint import SIZES, read_config
+
+if TYPE_CHECKING:
+    from runtime.accounting import PassFlops
 
 ARCHITECTURES = {
     "LlamaForCausalLM": "llama",
@@ -142,6 +144,8 @@ class ModelConfig:
     @property
     def flops(self) -> PassFlops:
         """What its passes cost."""
+        from runtime.accounting import PassFlops  # NumPy with it: who reads a config needs none
+
         width = (self.heads + 2 * self.kv_heads) * self.head_dim
         layer = self.hidden * (width + self.heads * self.head_dim + 3 * self.ffn)
         attention = 2 * self.heads * self.head_dim
