@@ -132,6 +132,7 @@ def test_a_click_selects_and_kv_is_told_of_each_step(
     engine.let(1)
     parsed(page, **DIALS)
     page.locator('.pane[data-nodes="6"]').wait_for()
+    page.locator(".panel.kv").wait_for()  # until it is there, what stands below it still moves
     page.get_by_text("The tree as text").click()
     first = page.locator('[role="treeitem"][data-node="1"]')
     first.click()
