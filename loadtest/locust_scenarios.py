@@ -1,8 +1,9 @@
 """Locust's users: one class a scenario. `locust -f loadtest/locust_scenarios.py --host URL Steady`.
 
 Where ``LOADTEST_RECORDS`` names a file, every request is written there as a line of JSON: when it
-ended, by which key, its milliseconds, its status (0: no answer). `python -m loadtest.scenarios`
-runs them all and makes the report.
+ended, by which key, its milliseconds, its status (0: no whole answer), and when it was told to come
+back, if it was. ``LOADTEST_PERIOD``: seconds between the requests of one ``Paced`` user.
+`python -m loadtest.scenarios` runs the others and makes the report.
 """
 
 from __future__ import annotations
@@ -11,27 +12,29 @@ import json
 import os
 import random
 import time
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
-from locust import HttpUser, constant, constant_throughput, events, task
+from locust import FastHttpUser, constant, constant_throughput, events, task
 
 from models.tasks import TASKS
 
 CHAT = "/v1/chat/completions"
 QUESTIONS = TASKS["game24"].questions("dev", 64)
-PERIOD = 5.0
-"""Seconds between bursts."""
+BURST_SECONDS = 5.0
 WIDTHS = {1: 8, 4: 4, 16: 2, 64: 1}
 """How often each width is asked for."""
 RECORDS = os.environ.get("LOADTEST_RECORDS")
+PERIOD = float(os.environ.get("LOADTEST_PERIOD", "0"))
 
 
-class Asker(HttpUser):
+class Asker(FastHttpUser):
     """Asks for plain replies and small searches, one after the other."""
 
     abstract = True
     key = "honest"
+    network_timeout = 300.0
 
     @task
     def ask(self) -> None:
@@ -40,7 +43,11 @@ class Asker(HttpUser):
         body: dict[str, Any] = {"model": "sprig", "seed": random.getrandbits(32)}
         body["messages"] = [{"role": "user", "content": question}]
         headers = {"authorization": f"Bearer {self.key}"}
-        self.client.post(CHAT, json=body | self.wanted(), headers=headers, name=self.key)
+        self.send(body | self.wanted(), headers)
+
+    def send(self, body: dict[str, Any], headers: dict[str, str]) -> None:
+        """Ask, and wait for the answer."""
+        self.client.post(CHAT, json=body, headers=headers, name=self.key)
 
     def wanted(self) -> dict[str, Any]:
         """What is asked for beside the question."""
@@ -58,7 +65,7 @@ class Burst(Asker):
 
     def wait_time(self) -> float:
         """Seconds to the next burst."""
-        return PERIOD - time.time() % PERIOD
+        return BURST_SECONDS - time.time() % BURST_SECONDS
 
 
 class MixedWidths(Asker):
@@ -104,11 +111,72 @@ class Abuser(Asker):
         return {"search": {"width": 64}}
 
 
+class Paced(Asker):
+    """By the clock from a moment by chance on; without a period, again at once."""
+
+    abstract = True
+
+    def on_start(self) -> None:
+        """Wait for the moment."""
+        wait = random.uniform(0.0, PERIOD)
+        self.due = time.time() + wait
+        time.sleep(wait)
+
+    def wait_time(self) -> float:
+        """Seconds to the next request."""
+        self.due += PERIOD
+        return max(0.0, self.due - time.time())
+
+
+class Plain(Paced):
+    """Short plain completions."""
+
+    def wanted(self) -> dict[str, Any]:
+        """Sixteen tokens."""
+        return {"max_tokens": 16}
+
+
+class Mixture(Paced):
+    """Plain replies and searches, one in five of them streamed."""
+
+    weight = 9
+
+    def wanted(self) -> dict[str, Any]:
+        """Both in turns by chance."""
+        return {"max_tokens": 48} | ({"search": {"width": 4}} if random.random() < 0.5 else {})
+
+    def send(self, body: dict[str, Any], headers: dict[str, str]) -> None:
+        """A stream that ends before its last event is a failure."""
+        if random.random() < 0.8:
+            super().send(body, headers)
+            return
+        how: dict[str, Any] = {"headers": headers, "catch_response": True, "name": self.key}
+        with self.client.post(CHAT, json=body | {"stream": True}, **how) as answer:
+            if answer.ok and not (answer.content or b"").rstrip().endswith(b"data: [DONE]"):
+                answer.failure("cut")
+
+
+class Leaver(Mixture):
+    """Clients that leave midway."""
+
+    weight = 1
+    key = "leaver"
+
+    def __init__(self, environment: Any) -> None:
+        """Its patience is its own."""
+        self.network_timeout = random.uniform(0.01, 0.5)
+        super().__init__(environment)
+
+
 @events.request.add_listener
-def record(name: str, response_time: float, response: Any, **_: Any) -> None:
+def record(
+    name: str, response_time: float, response: Any, exception: Exception | None, **_: Any
+) -> None:
     """Write a request's line."""
     if RECORDS is not None:
-        status = 0 if response is None else response.status_code
-        line = {"ended": time.time(), "key": name, "ms": response_time, "status": status}
+        cut = exception is not None and response.status_code == HTTPStatus.OK
+        line = {"ended": time.time(), "key": name, "ms": response_time}
+        line["status"] = 0 if cut else response.status_code
+        line["retry_after"] = (response.headers or {}).get("retry-after")
         with Path(RECORDS).open("a") as file:
             file.write(json.dumps(line) + "\n")

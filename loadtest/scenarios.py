@@ -5,19 +5,14 @@ bundled models behind a server in a process of its own, a fresh one for each sce
 `loadtest/locust_scenarios.py`: steady, burst, mixed (widths), tails (long ones), abusive (one key
 asks without end beside others). A row holds requests offered a second, goodput (answers a second
 that came within ``DEADLINE`` seconds), quantiles of the honest key's answers, the most KV held, and
-what was refused, came too late or failed. ``--plots`` writes the report, ``README.md``: the table,
-and a picture of each scenario.
+what was refused, came too late or was lost. ``--plots`` writes the report, ``README.md``: the
+table, and a picture of each scenario.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import platform
-import subprocess
-import sys
-import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -27,7 +22,7 @@ import matplotlib as mpl
 
 from loadtest.options import BenchmarkParser, listed
 from loadtest.report import publish, say_row, shown
-from loadtest.served import Served, quantile, values
+from loadtest.served import Served, asked_by, load_row, values
 
 SCENARIOS = {
     "steady": ["Steady"],
@@ -38,9 +33,7 @@ SCENARIOS = {
 }
 DEADLINE = 30.0
 KEYS = {"api_keys": "honest:honest,abusive:abusive", "key_running": 8, "key_queued": 16}
-REFUSED = (429, 503)
 COMMAND = "python -m loadtest.scenarios"
-LOCUSTFILE = Path(__file__).with_name("locust_scenarios.py")
 COLUMNS = {
     "scenario": "scenario",
     "offered_rps": "asked a second",
@@ -51,59 +44,17 @@ COLUMNS = {
     "kv_peak_tokens": "KV peak, tokens",
     "refused": "refused",
     "late": "late",
-    "errors": "errors",
+    "lost": "errors",
 }
 """Of the report's table, by their names in a row."""
 
 
 def run(scenario: str, users: int, seconds: float) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """A scenario's row, and the records of its requests. Raises RuntimeError if Locust fails."""
-    with tempfile.TemporaryDirectory() as folder:
-        records = Path(folder) / "records.jsonl"
-        records.touch()
-        with Served(deadline_seconds=DEADLINE, **KEYS) as served:
-            command = [sys.executable, "-m", "locust", "-f", str(LOCUSTFILE), "--headless"]
-            command += ["--host", served.url, "--users", str(users), "--spawn-rate", str(users)]
-            command += ["--run-time", f"{seconds:g}s", "--stop-timeout", str(int(DEADLINE) + 5)]
-            command += ["--exit-code-on-error", "0", "--only-summary", *SCENARIOS[scenario]]
-            began = time.time()
-            done = subprocess.run(
-                command,
-                env=os.environ | {"LOADTEST_RECORDS": str(records)},
-                capture_output=True,
-                text=True,
-                check=False,
-            )
-            if done.returncode:
-                raise RuntimeError(f"locust failed:\n{done.stderr}")
-            peak = _kv_peak(served.url)
-        found = [json.loads(line) for line in records.read_text().splitlines()]
-    for request in found:
-        request["ended"] -= began
-    return row(scenario, found, peak), found
-
-
-def row(scenario: str, found: list[dict[str, Any]], kv_peak: float) -> dict[str, Any]:
-    """What is said of a scenario. ``found``: its requests, ``ended`` in seconds from the start."""
-    took = max((request["ended"] for request in found), default=0.0)
-    good = [r for r in found if r["status"] == 200 and r["ms"] <= 1000 * DEADLINE]
-    honest = sorted(r["ms"] for r in found if r["status"] == 200 and r["key"] == "honest")
-    answered = sum(r["status"] == 200 for r in found)
-    refused = sum(r["status"] in REFUSED for r in found)
-    ended = sum(r["status"] == httpx.codes.GATEWAY_TIMEOUT for r in found)
-    return {
-        "scenario": scenario,
-        "requests": len(found),
-        "offered_rps": round(len(found) / took, 2) if took else 0.0,
-        "goodput_rps": round(len(good) / took, 2) if took else 0.0,
-        "p50_ms": round(quantile(honest, 0.5)),
-        "p95_ms": round(quantile(honest, 0.95)),
-        "p99_ms": round(quantile(honest, 0.99)),
-        "kv_peak_tokens": round(kv_peak),
-        "refused": refused,
-        "late": answered - len(good) + ended,
-        "errors": len(found) - answered - refused - ended,
-    }
+    """A scenario's row, and the records of its requests."""
+    with Served(deadline_seconds=DEADLINE, **KEYS) as served:
+        found = asked_by(served.url, SCENARIOS[scenario], seconds, users=users)
+        peak = _kv_peak(served.url)
+    return {"scenario": scenario} | load_row(found, DEADLINE) | {"kv_peak_tokens": peak}, found
 
 
 def plot(scenario: str, found: list[dict[str, Any]], folder: Path) -> None:
@@ -144,9 +95,9 @@ def report(rows: Sequence[dict[str, Any]], users: int, seconds: float) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _kv_peak(url: str) -> float:
+def _kv_peak(url: str) -> int:
     text = httpx.get(f"{url}/metrics", timeout=60).raise_for_status().text
-    return max(values(text, "hedgerow_kv_peak_tokens", model="policy"))
+    return round(max(values(text, "hedgerow_kv_peak_tokens", model="policy")))
 
 
 def main() -> None:

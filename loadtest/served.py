@@ -1,26 +1,31 @@
-"""A server in a process of its own, what it says of itself, and load that is not its own."""
+"""A server in a process of its own, what it says of itself, and Locust's users who ask it."""
 
 from __future__ import annotations
 
-import asyncio
+import json
+import math
 import os
-import random
 import re
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from threading import Thread
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Self
 
+import httpx
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-STOP_SECONDS = 60
-T = TypeVar("T")
+STOP_SECONDS = 70
+"""For what is under way when a server or users are to stop."""
+PACED_SECONDS = 10.0
+"""Between two requests of a user who asks at a rate: longer than an answer takes."""
+REFUSED = (httpx.codes.TOO_MANY_REQUESTS, httpx.codes.SERVICE_UNAVAILABLE)
+LOCUSTFILE = Path(__file__).with_name("locust_scenarios.py")
 
 
 class Served:
@@ -83,11 +88,6 @@ class Served:
         pids = [self.process.pid, *children(self.process.pid)]
         return sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in pids)
 
-    def cpu_seconds(self) -> dict[str, float]:
-        """Processor time so far of the ``server``'s process, its ``engine``'s, and this one's."""
-        pids = {"server": self.process.pid, "engine": self.engine, "generator": os.getpid()}
-        return {name: cpu_seconds(pid) for name, pid in pids.items()}
-
     def memory(self) -> int:
         """Bytes that the server's processes hold and that no file backs, swapped ones included."""
         return sum(map(anonymous_bytes, [self.process.pid, *children(self.process.pid)]))
@@ -128,42 +128,54 @@ def values(text: str, name: str, **labels: str) -> list[float]:
     ]
 
 
-def poisson(rate: float, seconds: float, seed: int = 0) -> list[float]:
-    """Times of arrivals within so many seconds, ``rate`` a second on average, ascending.
+def asked_by(
+    url: str, kinds: Sequence[str], seconds: float, *, users: int = 0, rate: float = 0.0
+) -> list[dict[str, Any]]:
+    """What Locust's users of these kinds (`loadtest/locust_scenarios.py`) ask for so long: a record
+    a request, ``ended`` in seconds from the first one's start.
 
-    Always the same for the same arguments.
+    So many ``users``; or as many as ask ``rate`` times a second in all, whoever waits meanwhile.
+    Raises RuntimeError if Locust fails.
     """
-    noise, at, times = random.Random(seed), 0.0, []
-    while (at := at + noise.expovariate(rate)) < seconds:
-        times.append(at)
-    return times
+    users = math.ceil(rate * PACED_SECONDS) or users
+    with tempfile.TemporaryDirectory() as folder:
+        records = Path(folder) / "records.jsonl"
+        records.touch()
+        period = users / rate if rate else 0.0
+        given = {"LOADTEST_RECORDS": str(records), "LOADTEST_PERIOD": str(period)}
+        command = [sys.executable, "-m", "locust", "-f", str(LOCUSTFILE), "--headless"]
+        command += ["--host", url, "--users", str(users), "--spawn-rate", str(users)]
+        command += ["--run-time", f"{seconds:g}s", "--stop-timeout", str(STOP_SECONDS)]
+        command += ["--exit-code-on-error", "0", "--only-summary", *kinds]
+        done = subprocess.run(
+            command, env=os.environ | given, capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            raise RuntimeError(f"locust failed:\n{done.stderr}")
+        found = [json.loads(line) for line in records.read_text().splitlines()]
+    began = min((one["ended"] - one["ms"] / 1000 for one in found), default=0.0)
+    return [one | {"ended": one["ended"] - began} for one in found]
 
 
-async def closed_loop(
-    ask: Callable[[], Awaitable[T]], clients: int, seconds: float
-) -> tuple[list[T], float]:
-    """What so many clients get that ask for so long, one thing after the other each; and the
-    seconds until all have it."""
-    began, answers = time.perf_counter(), []
-
-    async def client() -> None:
-        while time.perf_counter() < began + seconds:
-            answers.append(await ask())
-
-    await asyncio.gather(*(client() for _ in range(clients)))
-    return answers, time.perf_counter() - began
-
-
-async def open_loop(
-    ask: Callable[[], Awaitable[T]], rate: float, seconds: float, seed: int = 0
-) -> tuple[list[T], float]:
-    """What those get that come by chance, whoever waits meanwhile; and the seconds until all have
-    it. One that is late comes at once."""
-    began, asking = time.perf_counter(), []
-    for at in poisson(rate, seconds, seed):
-        await asyncio.sleep(max(0.0, began + at - time.perf_counter()))
-        asking.append(asyncio.ensure_future(ask()))
-    return await asyncio.gather(*asking), time.perf_counter() - began
+def load_row(found: Sequence[Mapping[str, Any]], deadline: float) -> dict[str, Any]:
+    """What became of requests. ``goodput_rps``: answers a second within ``deadline`` seconds, the
+    others are ``late``; quantiles are of the honest key's answers; ``lost``: without any end that
+    the server means."""
+    took = max((one["ended"] for one in found), default=0.0)
+    answered = [one for one in found if one["status"] == httpx.codes.OK]
+    honest = sorted(one["ms"] for one in answered if one["key"] == "honest")
+    good = sum(one["ms"] <= 1000 * deadline for one in answered)
+    refused = sum(one["status"] in REFUSED for one in found)
+    ended = sum(one["status"] == httpx.codes.GATEWAY_TIMEOUT for one in found)
+    return {
+        "requests": len(found),
+        "offered_rps": round(len(found) / took, 2) if took else 0.0,
+        "goodput_rps": round(good / took, 2) if took else 0.0,
+        **{f"p{n}_ms": round(quantile(honest, n / 100)) for n in (50, 95, 99)},
+        "refused": refused,
+        "late": len(answered) - good + ended,
+        "lost": len(found) - len(answered) - refused - ended,
+    }
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
