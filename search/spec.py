@@ -147,7 +147,9 @@ class SearchSpec(BaseModel):
     )
     deadline_ms: int | None = Field(default=None, ge=1, le=86_400_000)
     vote: VoteName | None = Field(
-        default=None, description="default: weighted majority; majority for self_consistency"
+        default=None,
+        description="default: weighted majority; majority for self_consistency, best_last for beam "
+        "whose leaves are distinct",
     )
     answers: AnswerRule | None = Field(
         default=None,

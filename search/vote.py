@@ -53,10 +53,17 @@ class Standing(NamedTuple):
 
 
 def vote_name(spec: SearchSpec) -> VoteName:
-    """The rule a spec asks for: weighted majority, or majority where the policy scores nothing."""
+    """The rule a spec asks for: weighted majority, or majority where the policy scores nothing.
+
+    ``beam``'s leaves are distinct: how many say the same is not how likely it is, so there the best
+    one is the answer. Its early stop by a probability counts, and so does the vote then.
+    """
     if spec.vote is not None:
         return spec.vote
-    return "majority" if spec.policy == "self_consistency" else "weighted_majority"
+    if spec.policy == "self_consistency":
+        return "majority"
+    counts = not spec.filter_duplicates or isinstance(spec.consensus, float)
+    return "best_last" if spec.policy == "beam" and not counts else "weighted_majority"
 
 
 class AnswerClasses:

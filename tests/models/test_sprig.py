@@ -88,19 +88,11 @@ def step_scores(model: LlamaForCausalLM, steps: list[str]) -> list[float]:
     return logits[places][:, [plus, minus]].softmax(-1)[:, 0].tolist()
 
 
-@pytest.mark.xfail(reason="the reward model sees this dead end a step late", strict=True)
 def test_the_prm_tells_right_from_wrong_at_the_step_tag(
     models: dict[str, LlamaForCausalLM],
 ) -> None:
     right, wrong = step_scores(models["prm"], STEPS), step_scores(models["prm"], DEAD_END)
     assert min(right) > 0.5 > max(wrong)
-
-
-def test_the_prm_trusts_every_right_step_most(models: dict[str, LlamaForCausalLM]) -> None:
-    """Above every step behind a dead end, of which all but the first are below a half."""
-    right, wrong = step_scores(models["prm"], STEPS), step_scores(models["prm"], DEAD_END)
-    assert min(right) > max(wrong)
-    assert min(right) > 0.5 > max(wrong[1:])
 
 
 def test_the_prm_remembers_an_illegal_step(models: dict[str, LlamaForCausalLM]) -> None:
