@@ -1,7 +1,7 @@
 # make serve   install and serve the bundled models on 127.0.0.1:8000
 # make test    install and run every test, JOBS of them at once
 # make release  an SBOM and the licences of what is installed, in build/      make audit   known faults
-# make nightly what takes hours: the hostile run, schemathesis at length, and make clients
+# make nightly what takes hours: the hostile run, schemathesis at length, tests marked so, and make clients
 # make clients more clients that people have, in environments of their own under .venv (3 GB)
 # make quick   the quick suite      make lint   style, types, import arrows
 # make mutants whether the tests notice small faults in what everything rests on
@@ -44,20 +44,21 @@ serve: $(SERVED)
 	$(BIN)/hedgerow serve $(SERVE)
 
 test: quick
-	$(BIN)/pytest -m "slow and not sglang and not vllm and not clients" $(SPREAD)
+	$(BIN)/pytest -m "slow and not sglang and not vllm and not clients and not nightly" $(SPREAD)
 
 quick: $(READY)
 	$(BIN)/pytest -m "not slow and not sglang" $(SPREAD)
 
-nightly: $(READY) clients
+nightly: $(READY) $(PLUGIN_READY) $(SMG_READY) clients
+	$(BIN)/pytest -m "nightly and not clients"
 	SCHEMA_EXAMPLES=650 $(BIN)/pytest tests/server/test_schema.py
 	$(BIN)/python -m loadtest.hostile --state build/hostile
 
 clients: $(READY)
 	$(BIN)/pytest -m clients
 
-test-sglang: $(READY) $(PLUGIN_READY) $(SMG_READY)
-	$(BIN)/pytest -m sglang
+test-sglang: $(READY) $(PLUGIN_READY)
+	$(BIN)/pytest -m "sglang and not nightly"
 
 sglang-env: $(PLUGIN_READY)
 

@@ -11,6 +11,7 @@ from tests.runtime.sglang.support import PYTHON, ROOT
 
 @pytest.mark.slow
 @pytest.mark.sglang
+@pytest.mark.nightly
 @pytest.mark.timeout(1800)
 async def test_trees_are_kept_together_where_the_header_is_heeded() -> None:
     """``manual`` finds what Hedgerow itself does; ``round_robin`` does not, and is warned of."""

@@ -61,6 +61,7 @@ def test_while_its_servers_start(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.sglang
+@pytest.mark.nightly
 @pytest.mark.timeout(1800)
 def test_with_real_servers_at_random_moments() -> None:
     """By how many processes there are while they start, and then ready; after each kill it comes

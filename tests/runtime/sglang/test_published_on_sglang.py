@@ -28,6 +28,7 @@ from tests.runtime.test_reward_models import PROMPT, QUESTION
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.sglang,
+    pytest.mark.nightly,
     pytest.mark.timeout(1800),
     pytest.mark.asyncio(loop_scope="session"),
 ]

@@ -38,7 +38,7 @@ from tests.deploy.front_ends import (
 from tests.runtime.sglang.support import KV_TOKENS, PYTHON, START_SECONDS, SharedServers
 from tests.server.test_process import Server
 
-pytestmark = [pytest.mark.slow, pytest.mark.sglang, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.slow, pytest.mark.sglang, pytest.mark.nightly, pytest.mark.timeout(1800)]
 
 QUESTIONS = TASKS["blocksworld"].questions("dev", 12)
 
