@@ -94,7 +94,7 @@ async def test_what_the_client_says_wins(tmp_path: Path) -> None:
     assert (whole["policy"], whole["width"]) == ("dora", 6)
     other = await chatted(app, model="sprig:auto-4", search={"policy": "beam"})
     assert other is not None
-    assert (other["policy"], other["width"], other["vote"]) == ("beam", 4, "weighted_majority")
+    assert (other["policy"], other["width"], other["vote"]) == ("beam", 4, "best_last")
 
 
 WARM = {"temperature": 0.8}
