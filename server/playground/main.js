@@ -267,7 +267,8 @@ async function begin() {
   const offered = at("question").value;
   await Promise.all([offerRecordings(), tellModel()]);
   const [first] = page.recordings;
-  const typed = at("question").value !== offered;
+  const field = at("question");
+  const typed = field.value !== offered || document.activeElement === field;
   if (first && !page.running && !page.panes.length) await replay(first, typed);
 }
 

@@ -264,10 +264,11 @@ def test_a_recording_is_there_before_anything_is_asked(
         page.locator("#hint").get_by_text("sprig was taught").wait_for()
 
 
+@pytest.mark.parametrize("typed", ["What?", ""])
 def test_a_question_being_typed_is_left_alone(
-    browser: Browser, engine: HeldEngine, url: str
+    browser: Browser, engine: HeldEngine, url: str, typed: str
 ) -> None:
-    """The recording that the page begins with comes late."""
+    """The recording that the page begins with comes late, when somebody types or is about to."""
     page = browser.new_page(reduced_motion="reduce")
     late: list[Route] = []
 
@@ -278,11 +279,15 @@ def test_a_question_being_typed_is_left_alone(
     with page.expect_request("**/recorded.json"):
         page.goto(url)
     page.locator("#policy option").first.wait_for(state="attached")
-    page.fill("#question", "What?")
+    if typed:
+        page.fill("#question", typed)
+    else:
+        page.focus("#question")
+    before = page.input_value("#question")
     late[0].continue_()
     done(page)
     assert page.locator(".pane h2").inner_text().startswith("Recorded")
-    assert page.input_value("#question") == "What?"
+    assert page.input_value("#question") == before
 
 
 def test_steps_of_the_way_here_take_the_focus_along(
