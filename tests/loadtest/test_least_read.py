@@ -185,6 +185,7 @@ def test_no_other_order_reads_less(trace: Trace, pool: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @THOUSANDS
 @given(traces(), st.integers(1, 9))
 def test_no_other_order_reads_less_in_thousands(trace: Trace, pool: int) -> None:

@@ -79,6 +79,7 @@ def test_a_comparison_without_times(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_thresholds_are_swept_for_both_embedders() -> None:
     """A row each, one chosen for every embedder, beside REBASE's KV."""
     words = "--choose threshold --task game24,blocksworld --width 4 --limit 2 --threads 1 --json"

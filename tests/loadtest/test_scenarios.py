@@ -74,6 +74,7 @@ def test_a_scenario_runs() -> None:
     "A server that is busy for long grows by less than 2 % and holds nothing afterwards"
 )
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(900)
 def test_a_minute_of_load_leaves_nothing_behind() -> None:
     """At 80 % of the capacity, with clients that leave: none lost, nothing held, no growth."""

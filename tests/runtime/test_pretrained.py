@@ -139,7 +139,7 @@ def test_pieces_of_a_text_join_to_it(text: Text) -> None:
     assert [text.decode([token]) for token in digits] == ["2", "0", "2", "6"]
 
 
-@pytest.mark.parametrize("layers", [2, 30])
+@pytest.mark.parametrize("layers", [2, pytest.param(30, marks=pytest.mark.nightly)])
 def test_the_whole_context_is_read(layers: int, folder: Path, text: Text, tmp_path: Path) -> None:
     """8,192 tokens, the last places included: logits are those of transformers, on the first two
     layers, and on all thirty, which take a minute."""
