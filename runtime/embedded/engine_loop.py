@@ -91,7 +91,6 @@ class EngineLoop:
     def __init__(self, pipe: EngineEnd, options: EngineOptions) -> None:
         """Loads the models. Raises what is wrong with the options."""
         self._format = format_read_here(options.reward_format)
-        self._by_likelihood = not self._format.needs_model
         models = {"policy": options.policy, "prm": options.prm}
         context = min(Text(path).context for path in models.values() if path is not None)
         forward = Forward(
@@ -118,7 +117,7 @@ class EngineLoop:
             engine="embedded",
             models={name: str(path) for name, path in models.items() if path is not None},
             exact=options.same_trees,
-            scores=scoring is not None or self._by_likelihood,
+            scores=scoring is not None or not self._format.needs_model,
             embeds=options.embedder,
             context_tokens=context,
             fingerprint=fingerprint(options, forward.attends),
@@ -269,7 +268,7 @@ class EngineLoop:
         tree, prompt = message.tree, message.prompt
         if self._judge is not None:
             self._judge.score(message.call, tree, message.question, message.trajectories)
-        elif self._by_likelihood:
+        elif not self._format.needs_model:
             self._answer(
                 message.call, [self._likelihood(message, t.steps) for t in message.trajectories]
             )

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kvpolicy.roofline import DevicePeaks, ModelCosts
 from runtime.checkpoint import SIZES, read_config
-
-if TYPE_CHECKING:
-    from runtime.accounting import PassFlops
 
 ARCHITECTURES = {
     "LlamaForCausalLM": "llama",
@@ -36,6 +33,22 @@ REPEATS = 5
 
 class UnsupportedModel(ValueError):
     """A checkpoint asks for something that the embedded forward does not do; names the field."""
+
+
+@dataclass(frozen=True, slots=True)
+class PassFlops:
+    """What a forward pass costs, by the multiplications for a row, for a key that a row attends to,
+    and for a row's logits (``runtime.accounting.Flops``)."""
+
+    row: int
+    key: int
+    logits: int
+
+    def __call__(self, tokens: int, context_sum: int, logits: int | None = None) -> float:
+        """Multiplies and adds over ``tokens`` rows that attend to ``context_sum`` keys in all, each
+        to itself as well; ``logits``: the rows that pass the head (None: all)."""
+        head = self.logits * (tokens if logits is None else logits)
+        return 2.0 * (self.row * tokens + self.key * context_sum + head)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +92,6 @@ class ModelConfig:
     tied: bool
     sliding_window: int | None
     context: int
-    group: int = field(init=False)
-    """Query heads that share a key/value head."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "group", self.heads // self.kv_heads)
 
     @classmethod
     def from_checkpoint(cls, path: str | Path) -> ModelConfig:
@@ -142,10 +150,13 @@ class ModelConfig:
         )
 
     @property
+    def group(self) -> int:
+        """Query heads that share a key/value head."""
+        return self.heads // self.kv_heads
+
+    @property
     def flops(self) -> PassFlops:
         """What its passes cost."""
-        from runtime.accounting import PassFlops  # NumPy with it: who reads a config needs none
-
         width = (self.heads + 2 * self.kv_heads) * self.head_dim
         layer = self.hidden * (width + self.heads * self.head_dim + 3 * self.ffn)
         attention = 2 * self.heads * self.head_dim
