@@ -39,6 +39,10 @@ class MicroBatch(NamedTuple):
     labels: Tensor
     kinds: list[str]
 
+    def to(self, device: torch.device) -> "MicroBatch":
+        """The same rows on a device."""
+        return MicroBatch(self.ids.to(device), self.labels.to(device), self.kinds)
+
 
 def load_tokenizer() -> PreTrainedTokenizerBase:
     """The bundled tokenizer."""
@@ -85,11 +89,11 @@ def encode(tokenizer: PreTrainedTokenizerBase, drawn: Example) -> Row:
     return Row(drawn.kind, prompt + reply, labels)
 
 
-def micro_batches(rows: list[Row], pad: int) -> Iterator[MicroBatch]:
-    """The rows, shortest first, in batches of at most `MICRO_TOKENS` padded tokens."""
+def micro_batches(rows: list[Row], pad: int, most: int = MICRO_TOKENS) -> Iterator[MicroBatch]:
+    """The rows, shortest first, in batches of at most so many padded tokens."""
     group: list[Row] = []
     for row in sorted(rows, key=lambda row: len(row.ids)):
-        if group and len(row.ids) * (len(group) + 1) > MICRO_TOKENS:
+        if group and len(row.ids) * (len(group) + 1) > most:
             yield _padded(group, pad)
             group = []
         group.append(row)

@@ -12,17 +12,23 @@ DECAY_FROM = 0.5
 
 
 def optimizers(
-    model: nn.Module, scale: float = 1.0, rank: int = 0, world: int = 1
+    model: nn.Module, scale: float = 1.0, rank: int = 0, world: int = 1, *, muon: bool = True
 ) -> list[Optimizer]:
-    """One optimizer for this process's share of the layers' matrices, one for everything else."""
+    """One optimizer for this process's share of the layers' matrices, one for everything else.
+
+    Without `muon` there is one for all: Muon computes in bf16, which a processor may not have.
+    """
     hidden = [(n, p) for n, p in model.named_parameters() if ".layers." in n and p.ndim == 2]
+    hidden = hidden if muon else []
     matrices = [p for n, p in hidden if layer_of(n) % world == rank]
     chosen = {id(p) for _, p in hidden}
     others = [p for p in model.parameters() if id(p) not in chosen]
-    built = [
-        Muon(matrices, lr=MATRIX_RATE * scale, momentum=0.95, weight_decay=0.03),
-        AdamW(others, lr=OTHER_RATE * scale, betas=(0.9, 0.95), weight_decay=0.0),
+    built: list[Optimizer] = [
+        AdamW(others, lr=OTHER_RATE * scale, betas=(0.9, 0.95), weight_decay=0.0)
     ]
+    if matrices:
+        rate = MATRIX_RATE * scale
+        built.insert(0, Muon(matrices, lr=rate, momentum=0.95, weight_decay=0.03))
     for optimizer in built:
         for group in optimizer.param_groups:
             group["peak"] = group["lr"]

@@ -12,14 +12,18 @@ from models.train.checkpoint import CACHE
 
 
 def join(name: str, rank: int, world: int) -> None:
-    """Meet the other processes of this run."""
+    """Meet the other processes of this run, if there are any."""
+    if world == 1:
+        return
     CACHE.mkdir(parents=True, exist_ok=True)
     meeting = CACHE / f"{name}.meeting"
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=world)
 
 
-def leave(name: str) -> None:
+def leave(name: str, world: int) -> None:
     """Part from them, and clear the meeting place for the next run."""
+    if world == 1:
+        return
     dist.barrier()
     dist.destroy_process_group()
     (CACHE / f"{name}.meeting").unlink(missing_ok=True)
@@ -30,8 +34,10 @@ def layer_of(parameter_name: str) -> int:
     return int(parameter_name.split(".layers.")[1].split(".")[0])
 
 
-def sum_gradients(model: nn.Module, extra: list[float]) -> list[float]:
+def sum_gradients(model: nn.Module, extra: list[float], world: int) -> list[float]:
     """Sum all gradients, and some numbers, over the processes."""
+    if world == 1:
+        return extra
     grads = [p.grad for p in model.parameters() if p.grad is not None]
     flat = torch.cat([*(grad.flatten() for grad in grads), torch.tensor(extra)])
     dist.all_reduce(flat)
@@ -41,6 +47,8 @@ def sum_gradients(model: nn.Module, extra: list[float]) -> list[float]:
 
 def share_matrices(model: nn.Module, world: int) -> None:
     """Everybody takes over each layer's matrices from the process that updated them."""
+    if world == 1:
+        return
     matrices = [(n, p.data) for n, p in model.named_parameters() if ".layers." in n and p.ndim == 2]
     for source in range(world):
         owned = [p for n, p in matrices if layer_of(n) % world == source]

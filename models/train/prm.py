@@ -28,6 +28,7 @@ from models.train.prm_data import load_samples
 from models.train.renaming import renamed
 from models.train.rows import IN_PLACE, MOVES_TO_GO, learnt_row, number_ids, sign_ids
 from models.train.run import TrainingRun, arguments
+from models.train.searched import TreeRounds
 from models.train.slips import slipped_drill
 from models.train.taught import lesson
 from models.train.tokenizer import END, TAG
@@ -62,7 +63,9 @@ class RewardPhase(NamedTuple):
     `tag` is the weight of a label at a tag beside one at a word, `drills` how many rows of drills a
     step has and `drill` the weight of a label there, `taught` how many derivations of its own,
     `tasks` whose replies are learnt, each time that they are named; `walks` how many walks, of the
-    tasks `walked`, `replies` how many replies, in all processes together.
+    tasks `walked`, `replies` how many replies, in all processes together. `rounds`: so many times
+    `trees` of every task are grown with the model as it is by then, and learnt from then on.
+    `muon`: for the matrices; else they learn as the rest does.
     """
 
     minutes: float
@@ -76,6 +79,9 @@ class RewardPhase(NamedTuple):
     walks: int = 0
     replies: int = 64
     walked: tuple[str, ...] = PUZZLES
+    rounds: int = 0
+    trees: int = 0
+    muon: bool = True
 
 
 class LabelIds(NamedTuple):
@@ -86,10 +92,11 @@ class LabelIds(NamedTuple):
     tag: int
 
 
-def label_ids(tokenizer: PreTrainedTokenizerBase) -> LabelIds:
+def label_ids(tokenizer: PreTrainedTokenizerBase, device: str = "cpu") -> LabelIds:
     """Those of a tokenizer."""
     (tag,) = tokenizer.encode(TAG)
-    return LabelIds(torch.tensor(sign_ids(tokenizer)), torch.tensor(number_ids(tokenizer)), tag)
+    signs, numbers = sign_ids(tokenizer), number_ids(tokenizer)
+    return LabelIds(torch.tensor(signs, device=device), torch.tensor(numbers, device=device), tag)
 
 
 PHASES = {
@@ -104,6 +111,23 @@ PHASES = {
         55, "prm", 0.5, 10.0, 8, 5.0, 12, (*TASKS, "blocksworld"), 32, 32, MOSTLY_PLANS
     ),
     "mend": RewardPhase(50, "prm", 0.5, 10.0, 8, 5.0, 12, tuple(TASKS), 36, 28, MOSTLY_NUMBERS),
+    "search": RewardPhase(
+        8.2, "prm", 0.6, 10.0, 24, 5.0, 24, tuple(TASKS), 160, 160, tuple(TASKS), 3, 64
+    ),
+    "story": RewardPhase(
+        25,
+        "prm",
+        0.2,
+        10.0,
+        0,
+        5.0,
+        4,
+        ("wordproblem",),
+        8,
+        20,
+        (*TASKS, "wordproblem"),
+        muon=False,
+    ),
 }
 
 
@@ -140,6 +164,13 @@ def epochs(
     return draw
 
 
+def collected(phase: RewardPhase, rank: int, world: int) -> Callable[[int], list[Labelled]]:
+    """A process's share of each step's replies, of those in the cache."""
+    known = load_samples()
+    samples = [row for name in phase.tasks for row in known if row.task == name]
+    return epochs(samples, phase.replies, rank, world)
+
+
 def label_losses(
     model: LlamaForCausalLM, ids: LabelIds, phase: RewardPhase, batch: MicroBatch
 ) -> Tensor:
@@ -149,9 +180,12 @@ def label_losses(
     Words are read out before the last layer, so that it can tell the tags what it found at them;
     blocks two layers earlier, so that moves can be counted from them.
     """
-    where = batch.labels != IGNORED
-    labels, at_tag = batch.labels[where], batch.ids[where] == ids.tag
-    *_, early, _, before, last = (stream[where] for stream in streams(model, batch.ids))
+    where = (batch.labels != IGNORED).flatten().nonzero()[:, 0]
+    labels, at_tag = batch.labels.flatten()[where], batch.ids.flatten()[where] == ids.tag
+    *_, early, _, before, last = streams(model, batch.ids)
+    early, before, last = (
+        stream.flatten(0, 1).index_select(0, where) for stream in (early, before, last)
+    )
     placed = labels >= IN_PLACE
     stream = torch.where(at_tag[:, None], last, torch.where(placed[:, None], early, before))
     logits, counted = read_out(model, stream), (labels >= MOVES_TO_GO) & ~placed
@@ -162,7 +196,8 @@ def label_losses(
     losses[counted] = _cross_entropy(logits[counted][:, ids.numbers], moves)
     staying = labels[placed] - IN_PLACE
     losses[placed] = _cross_entropy(logits[placed][:, ids.numbers[:2]], staying)
-    replies = torch.tensor([kind in TASKS for kind in batch.kinds])[:, None].expand_as(where)[where]
+    of_task = torch.tensor([kind in TASKS for kind in batch.kinds], device=labels.device)
+    replies = of_task[where // batch.ids.shape[1]]
     weights = torch.where(at_tag, phase.tag, torch.where(replies, 1.0, phase.drill))
     weights[replies & ~at_tag & (labels == 1)] = FAULT
     weights[counted] = COUNTED
@@ -201,22 +236,20 @@ def main() -> None:
     model = checkpoint.load_model(phase.start)
     if phase.start == "policy":
         model = with_layers_above(model, LAYERS_ABOVE)
-    ids = label_ids(tokenizer)
-    derived = phase.taught // options.world
-    known = load_samples()
-    samples = [row for name in phase.tasks for row in known if row.task == name]
-    replies = epochs(samples, phase.replies, options.rank, options.world)
+    ids = label_ids(tokenizer, options.device)
+    derived, walks = phase.taught // options.world, phase.walks // options.world
+    trees = TreeRounds(tokenizer, options.device, phase.tasks, phase.trees, SEED)
+    replies = collected(phase, options.rank, options.world)
 
     def draw(rng: random.Random, step: int) -> list[Row]:
-        told = replies(step)
+        told = trees.draw(rng, phase.replies) if phase.rounds else replies(step)
         told += [lesson(tokenizer, TASKS[rng.choice(TAUGHT)], rng) for _ in range(derived)]
-        walks = phase.walks // options.world
         told += [walked(tokenizer, phase.walked, rng) for _ in range(walks)]
         rows = [learnt_row(tokenizer, shortened(row, rng)) for row in told]
         rows = [renamed(tokenizer, r, rng) if r.kind == "wordproblem" else r for r in rows]
         return rows + [slipped_drill(tokenizer, rng) for _ in range(phase.drills // options.world)]
 
-    TrainingRun(
+    run = TrainingRun(
         f"prm.{options.phase}",
         model,
         draw,
@@ -225,7 +258,12 @@ def main() -> None:
         options,
         phase.rate_scale,
         KEEP,
-    ).train()
+        muon=phase.muon,
+    )
+    for number in range(phase.rounds):
+        run.spend(trees.grow(run.average.model, options.workers))
+        run.train_until((number + 1) / phase.rounds * run.budget_s)
+    run.train()
 
 
 if __name__ == "__main__":

@@ -5,34 +5,65 @@ after the step under way, with a checkpoint.
 """
 
 import argparse
+import itertools
 import json
 import random
 import signal
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
 from transformers import LlamaForCausalLM
 
 from models.train import checkpoint, parallel
-from models.train.batches import IGNORED, MicroBatch, Row, micro_batches
+from models.train.batches import IGNORED, MICRO_TOKENS, MicroBatch, Row, micro_batches
 from models.train.optimizer import optimizers, set_rate
 
 SAVE_EVERY_S = 150
 LOG_EVERY = 20
-FREE = ("minutes", "rank")
-"""Options that a run may be continued with otherwise: the plateau can be left at any time, and each
-process has a checkpoint of its own."""
+FREE = ("minutes", "rank", "device", "workers")
+"""Options that a run may be continued with otherwise: the plateau can be left at any time, each
+process has a checkpoint of its own, and where rows are drawn and learnt says nothing of which."""
+GPU_MICRO_TOKENS = 65_536
+DRAWN_AHEAD = 2
+"""Steps a worker."""
+
+Draw = Callable[[random.Random, int], list[Row]]
+
+
+class StepBatches(NamedTuple):
+    """What one process learns in a step: its tokens, those with a label, and the rows."""
+
+    tokens: int
+    learnt: int
+    batches: list[MicroBatch]
+
+
+class Steps(Dataset[StepBatches]):
+    """The batches of every step, by its number: `draw` gives the rows."""
+
+    def __init__(self, draw: Draw, label: str, pad: int, most: int) -> None:
+        self.draw, self.label, self.pad, self.most = draw, label, pad, most
+
+    def __getitem__(self, step: int) -> StepBatches:
+        rows = self.draw(random.Random(self.label.format(step)), step)
+        learnt = sum(label != IGNORED for row in rows for label in row.labels)
+        batches = list(micro_batches(rows, self.pad, self.most))
+        return StepBatches(sum(len(row.ids) for row in rows), learnt, batches)
 
 
 class TrainingRun:
     """The weights, their average, the optimizers, and the time already spent.
 
-    `draw` gives a step's rows for one process from a seeded generator and the step's number;
-    `losses` the loss at every learnt position of a batch, row by row; `export` takes the averaged
-    weights after every checkpoint. `keep` is the average's memory, `rate_scale` scales all rates.
+    `draw` gives a step's rows for one process from a seeded generator and the step's number, in
+    `options.workers` processes ahead of the step or, with 0, in this one; `losses` the loss at
+    every learnt position of a batch, row by row; `export` takes the averaged weights after every
+    checkpoint. `keep` is the average's memory, `rate_scale` scales all rates, `muon` as in
+    `optimizers`.
     Raises checkpoint.OtherRun where the last checkpoint is of other `options`.
     """
 
@@ -40,59 +71,84 @@ class TrainingRun:
         self,
         name: str,
         model: LlamaForCausalLM,
-        draw: Callable[[random.Random, int], list[Row]],
+        draw: Draw,
         losses: Callable[[MicroBatch], Tensor],
         export: Callable[[LlamaForCausalLM], None],
         options: argparse.Namespace,
         rate_scale: float = 1.0,
         keep: float = 0.995,
+        *,
+        muon: bool = True,
     ) -> None:
-        self.name, self.model, self.draw, self.losses, self.export = (
-            name, model, draw, losses, export,
-        )  # fmt: skip
+        self.name, self.losses, self.export = name, losses, export
+        self.device, self.workers = torch.device(options.device), options.workers
+        self.model = model
+        nn.Module.to(model, self.device)
         assert isinstance(model.config.pad_token_id, int)
-        self.pad = model.config.pad_token_id
+        most = GPU_MICRO_TOKENS if self.device.type == "cuda" else MICRO_TOKENS
+        self.steps = Steps(draw, f"{name} {{}} {options.rank}", model.config.pad_token_id, most)
         self.rank, self.world, self.budget_s = options.rank, options.world, options.minutes * 60
         self.options = {n: value for n, value in vars(options).items() if n not in FREE}
         state = checkpoint.load(f"{name}.{self.rank}", self.options)
         torch.set_num_threads(1)
         parallel.join(name, self.rank, self.world)
-        self.built = optimizers(model, rate_scale, self.rank, self.world)
+        self.built = optimizers(model, rate_scale, self.rank, self.world, muon=muon)
         self.average = checkpoint.Average(model, keep)
         self.step, self.tokens, self.spent_s = 0, 0, 0.0
         self.stopping = self.stopped = False
         self.clock = 0.0
         """The time spent as all processes last agreed on it."""
-        self.sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0])
+        self.sums: dict[str, list[Tensor]] = defaultdict(list)
+        """By kind of row: sums and counts of losses."""
         if state is not None:
             self._restore(state)
 
     def train(self) -> None:
         """Step until the budget is spent or SIGTERM comes; log and save along the way."""
+        self.train_until(self.budget_s)
+        self.save()
+        parallel.leave(self.name, self.world)
+
+    def train_until(self, seconds: float) -> None:
+        """Step until so much of the budget is spent or SIGTERM comes, from rows drawn anew."""
         signal.signal(signal.SIGTERM, lambda *_: self.stop())
-        saved = self.clock
-        while self.clock < self.budget_s and not self.stopped:
-            self.take_step()
+        saved, drawn = self.clock, self._drawn()
+        while self.clock < min(seconds, self.budget_s) and not self.stopped:
+            self.take_step(drawn)
             if self.step % LOG_EVERY == 0:
                 self._log()
             if self.clock - saved > SAVE_EVERY_S:
                 self.save()
                 saved = self.clock
-        self.save()
-        parallel.leave(self.name)
 
-    def take_step(self) -> None:
+    def spend(self, seconds: float) -> None:
+        """Count what was done between steps as time of this run, which no other process shares."""
+        self.spent_s += seconds
+        self.clock += seconds
+
+    def _drawn(self) -> Iterator[StepBatches]:
+        """Those of the steps from here on."""
+        loader = DataLoader(
+            self.steps,
+            batch_size=None,
+            sampler=itertools.count(self.step),
+            num_workers=self.workers,
+            collate_fn=_as_they_are,
+            worker_init_fn=_ends_by_sigterm,
+            prefetch_factor=DRAWN_AHEAD if self.workers else None,
+        )
+        return iter(loader)
+
+    def take_step(self, drawn: Iterator[StepBatches]) -> None:
         """One optimizer step, together with the other processes."""
         started = time.monotonic()
-        rows = self.draw(random.Random(f"{self.name} {self.step} {self.rank}"), self.step)
-        learnt = sum(label != IGNORED for row in rows for label in row.labels)
-        for batch in micro_batches(rows, self.pad):
-            losses = self.losses(batch)
-            (losses.sum() / learnt).backward()
+        rows = next(drawn)
+        for batch in rows.batches:
+            losses = self.losses(batch.to(self.device))
+            (losses.sum() / rows.learnt).backward()
             self._count(batch, losses.detach())
-        tokens = sum(len(row.ids) for row in rows)
-        local = [tokens, self.spent_s, self.stopping]
-        total, spent, stopping = parallel.sum_gradients(self.model, local)
+        local = [rows.tokens, self.spent_s, self.stopping]
+        total, spent, stopping = parallel.sum_gradients(self.model, local, self.world)
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         set_rate(self.built, spent / self.world / self.budget_s)
         for optimizer in self.built:
@@ -140,18 +196,31 @@ class TrainingRun:
         self.clock = self.spent_s
 
     def _count(self, batch: MicroBatch, losses: Tensor) -> None:
-        counts = (batch.labels != IGNORED).sum(1).tolist()
-        for kind, part in zip(batch.kinds, losses.split(counts), strict=True):
-            self.sums[kind][0] += part.sum().item()
-            self.sums[kind][1] += len(part)
+        kinds = sorted(set(batch.kinds))
+        numbers = torch.tensor([kinds.index(kind) for kind in batch.kinds])
+        of = numbers.repeat_interleave((batch.labels != IGNORED).sum(1))
+        counts = of.bincount(minlength=len(kinds)).tolist()
+        totals = losses.new_zeros(len(kinds)).index_add_(0, of.to(losses.device), losses)
+        for kind, total, count in zip(kinds, totals, counts, strict=True):
+            self.sums[kind].append(torch.stack([total, total.new_tensor(count)]))
 
     def _log(self) -> None:
-        losses = {kind: round(total / count, 4) for kind, (total, count) in self.sums.items()}
+        sums = {kind: torch.stack(parts).sum(0).tolist() for kind, parts in self.sums.items()}
+        losses = {kind: round(total / count, 4) for kind, (total, count) in sums.items()}
         rate = round(self.tokens / self.spent_s)
         line = {"run": self.name, "step": self.step, "s": round(self.spent_s)}
         line |= {"tokens": self.tokens, "rate": rate}
         print(json.dumps(line | losses), flush=True)
         self.sums.clear()
+
+
+def _as_they_are(batches: Any) -> Any:
+    return batches
+
+
+def _ends_by_sigterm(_: int) -> None:
+    """A worker has no step to finish."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def arguments(description: str | None, minutes: float) -> argparse.ArgumentParser:
@@ -160,4 +229,6 @@ def arguments(description: str | None, minutes: float) -> argparse.ArgumentParse
     parser.add_argument("--minutes", type=float, default=minutes)
     parser.add_argument("--rank", type=int, default=0, help="which of the processes this is")
     parser.add_argument("--world", type=int, default=1, help="how many there are, one a core")
+    parser.add_argument("--device", default="cpu", help="where to learn: cpu or cuda")
+    parser.add_argument("--workers", type=int, default=0, help="processes that draw rows ahead")
     return parser

@@ -14,7 +14,7 @@ from transformers import LlamaForCausalLM
 
 from models.train import network
 
-ROWS = 192
+ROWS, GPU_ROWS = 192, 4096
 ROOM = 640
 """The most tokens a row may have, prompt and reply together."""
 COMPACT_SHARE = 0.75
@@ -56,14 +56,16 @@ class _Rows:
 class Sampler:
     """Draws replies from one model."""
 
-    def __init__(self, model: LlamaForCausalLM, dtype: torch.dtype = torch.bfloat16) -> None:
+    def __init__(self, model: LlamaForCausalLM, dtype: torch.dtype = network.COMPUTE) -> None:
         self.config: Any = model.config
         self.dtype = dtype
+        self.device: torch.device = model.device
+        self.rows = GPU_ROWS if self.device.type == "cuda" else ROWS
         self.embed = model.model.embed_tokens.weight.detach().to(dtype)
         self.norm: Any = model.model.norm
         self.layers = [self._fuse(layer) for layer in network.decoder_layers(model)]
         self.cos, self.sin = (
-            part.to(dtype) for part in network.rotation(ROOM, self.config.head_dim)
+            part.to(dtype) for part in network.rotation(ROOM, self.config.head_dim, self.device)
         )
 
     def _fuse(self, layer: Any) -> _Layer:
@@ -77,42 +79,55 @@ class Sampler:
         )
         return _Layer(layer, *(weight.detach().to(self.dtype) for weight in weights))
 
-    def sample(self, prompts: list[list[int]], seed: int, room: int = ROOM) -> list[list[int]]:
-        """One reply for each prompt, in order; it ends with the end token unless `room` ran out."""
-        generator = torch.Generator().manual_seed(seed)
+    def sample(
+        self,
+        prompts: list[list[int]],
+        seed: int,
+        room: int = ROOM,
+        stops: frozenset[int] = frozenset(),
+    ) -> list[list[int]]:
+        """One reply for each prompt, in order; it ends with the end token unless `room` ran out,
+        or with one of `stops`."""
+        generator = torch.Generator(self.device).manual_seed(seed)
+        ends = stops | {self.config.eos_token_id}
         replies: list[list[int]] = [[] for _ in prompts]
         order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
-        for start in range(0, len(order), ROWS):
-            places = order[start : start + ROWS]
-            for place, reply in self._batch(prompts, places, generator, room):
+        for start in range(0, len(order), self.rows):
+            places = order[start : start + self.rows]
+            for place, reply in self._batch(prompts, places, generator, room, ends):
                 replies[place] = reply
         return replies
 
     @torch.no_grad()
     def _batch(
-        self, prompts: list[list[int]], places: list[int], generator: torch.Generator, room: int
+        self,
+        prompts: list[list[int]],
+        places: list[int],
+        generator: torch.Generator,
+        room: int,
+        ends: frozenset[int],
     ) -> Iterator[tuple[int, list[int]]]:
         width = max(len(prompts[i]) for i in places)
         rows = self._begin(prompts, places, width)
         written: dict[int, list[int]] = {i: [] for i in places}
-        end = self.config.eos_token_id
         logits = self._forward(rows, self._ids(prompts, places, width), 0)
         for position in range(width, room + 1):
             rows.last = torch.multinomial(logits.softmax(-1), 1, generator=generator)[:, 0]
             for place, token in zip(rows.place.tolist(), rows.last.tolist(), strict=True):
-                if not written[place] or written[place][-1] != end:
+                if not written[place] or written[place][-1] not in ends:
                     written[place].append(token)
-            open_rows = torch.tensor([written[i][-1] != end for i in rows.place.tolist()])
+            open_rows = torch.tensor([written[i][-1] not in ends for i in rows.place.tolist()])
             if position == room or not open_rows.any():
                 break
             if open_rows.float().mean() < COMPACT_SHARE:
-                rows.keep(open_rows)
+                rows.keep(open_rows.to(self.device))
             logits = self._forward(rows, rows.last[:, None], position)
         yield from written.items()
 
     def _ids(self, prompts: list[list[int]], places: list[int], width: int) -> Tensor:
         pad = self.config.pad_token_id
-        return torch.tensor([[pad] * (width - len(prompts[i])) + prompts[i] for i in places])
+        rows = [[pad] * (width - len(prompts[i])) + prompts[i] for i in places]
+        return torch.tensor(rows, device=self.device)
 
     def _begin(self, prompts: list[list[int]], places: list[int], width: int) -> _Rows:
         shape = (len(places), self.config.num_key_value_heads, ROOM, self.config.head_dim)
@@ -121,11 +136,11 @@ class Sampler:
         for row, i in enumerate(places):
             bias[row, : width - len(prompts[i])] = NEVER
         return _Rows(
-            [torch.zeros(shape, dtype=self.dtype) for _ in range(count)],
-            [torch.zeros(shape, dtype=self.dtype) for _ in range(count)],
-            bias,
-            torch.zeros(len(places), dtype=torch.long),
-            torch.tensor(places),
+            [torch.zeros(shape, dtype=self.dtype, device=self.device) for _ in range(count)],
+            [torch.zeros(shape, dtype=self.dtype, device=self.device) for _ in range(count)],
+            bias.to(self.device),
+            torch.zeros(len(places), dtype=torch.long, device=self.device),
+            torch.tensor(places, device=self.device),
         )
 
     def _forward(self, rows: _Rows, ids: Tensor, start: int) -> Tensor:
@@ -153,7 +168,7 @@ class Sampler:
         rows.values[i][:, :, start:stop] = split[:, heads + kv_heads :]
         bias = rows.bias[:, None, None, :stop]
         if length > 1:
-            future = torch.full((length, stop), NEVER).triu(1 + start)
+            future = torch.full((length, stop), NEVER, device=self.device).triu(1 + start)
             bias = bias + future
         group = heads // kv_heads
         query = turned[:, :heads].reshape(batch, kv_heads, group, length, -1).flatten(2, 3)

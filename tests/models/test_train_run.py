@@ -36,7 +36,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def a_run(**options: object) -> TrainingRun:
     """A small model over one row, without any time to spend unless told otherwise."""
     model = new_model("draft", TOKENIZER, 1)
-    given = {"minutes": 0.0, "rank": 0, "world": 1, "start": "nothing"} | options
+    given = {"minutes": 0.0, "rank": 0, "world": 1, "start": "nothing"}
+    given |= {"device": "cpu", "workers": 0} | options
 
     def draw(_: random.Random, __: int) -> list[Row]:
         return [ROW]

@@ -1,0 +1,219 @@
+"""Trees of train questions, grown as `rebase` grows them, many at once and on any device.
+
+A reward model that never saw what a wide search selects is what a wide search learns to fool: from
+each tree come the leaves that teach most, labelled by the checker.
+"""
+
+import json
+import multiprocessing
+import random
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
+
+import torch
+from torch import nn
+from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
+
+from models.tasks import TASKS
+from models.tasks.task import STEP_BREAK, Task
+from models.train.batches import prompt_ids
+from models.train.checkpoint import load_model
+from models.train.labelled import Labelled, flat, label, label_steps
+from models.train.network import logits_at
+from models.train.prm_data import train_questions
+from models.train.rows import sign_ids
+from models.train.sampling import ROOM, Sampler
+from models.train.tokenizer import TAG
+from models.train.tree_data import chosen
+from search.policies.rebase import allocate
+
+WIDTH = 64
+TEMPERATURES = (0.1, 0.2, 0.4, 4.0)
+"""Of the rewards: a tree is grown by one of them. By the last, it is of plain samples."""
+STEP_TOKENS = 64
+LAST_SHARE = 0.5
+SCORED_TOKENS, GPU_SCORED_TOKENS = 4096, 262_144
+
+
+@dataclass(frozen=True)
+class Path:
+    """Steps from the root, and the reward of the last."""
+
+    steps: tuple[tuple[int, ...], ...] = ()
+    reward: float = 1.0
+
+    def ids(self) -> list[int]:
+        """All steps' tokens."""
+        return list(chain.from_iterable(self.steps))
+
+
+@dataclass
+class Grown:
+    """One question's tree: what may still grow, and the leaves, those ended and those left."""
+
+    question: str
+    prompt: list[int]
+    temperature: float
+    frontier: list[Path] = field(default_factory=lambda: [Path()])
+    leaves: list[Path] = field(default_factory=list)
+    ended: int = 0
+
+    def distinct(self) -> list[Path]:
+        """The leaves, one for equal steps."""
+        paths = [*self.leaves, *self.frontier]
+        return list({path.steps: path for path in paths if path.steps}.values())
+
+
+class Searcher:
+    """Grows trees with one policy and whatever reward model it is given."""
+
+    def __init__(self, policy: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.tokenizer, self.sampler = tokenizer, Sampler(policy)
+        (self.step_break,) = tokenizer.encode(STEP_BREAK)
+        (self.tag,) = tokenizer.encode(TAG)
+        self.signs = torch.tensor(sign_ids(tokenizer), device=policy.device)
+
+    def trees(
+        self, prm: LlamaForCausalLM, task: Task, questions: Sequence[str], rng: random.Random
+    ) -> list[Grown]:
+        """The trees of these questions, `WIDTH` wide."""
+        grown = [
+            Grown(question, prompt_ids(self.tokenizer, question), rng.choice(TEMPERATURES))
+            for question in questions
+        ]
+        for _ in range(task.max_depth + 2):
+            children = [(tree, path) for tree in grown for path in self._shares(tree)]
+            if not children:
+                break
+            self._grow(prm, children, rng.getrandbits(40))
+        return grown
+
+    def _shares(self, tree: Grown) -> Iterator[Path]:
+        """Every frontier node once for each child that it gets; others are leaves from now on."""
+        ranked = sorted(tree.frontier, key=lambda path: -path.reward)
+        tree.frontier = []
+        if not ranked:
+            return
+        shares = allocate([p.reward for p in ranked], WIDTH - tree.ended, tree.temperature)
+        for path, share in zip(ranked, shares, strict=True):
+            if share == 0:
+                tree.leaves.append(path)
+            yield from [path] * share
+
+    def _grow(self, prm: LlamaForCausalLM, children: list[tuple[Grown, Path]], seed: int) -> None:
+        """Draw and score one step of each."""
+        prompts = [tree.prompt for tree, _ in children]
+        prefixes = [p + path.ids() for p, (_, path) in zip(prompts, children, strict=True)]
+        room = min(ROOM, max(map(len, prefixes)) + STEP_TOKENS)
+        steps = self.sampler.sample(prefixes, seed, room, frozenset({self.step_break}))
+        paths = [
+            replace(path, steps=(*path.steps, tuple(step)))
+            for (_, path), step in zip(children, steps, strict=True)
+        ]
+        rewards = self._rewards(prm, prompts, paths)
+        for (tree, _), path, reward in zip(children, paths, rewards, strict=True):
+            scored = replace(path, reward=reward)
+            if path.steps[-1][-1] == self.step_break:
+                tree.frontier.append(scored)
+            else:
+                tree.leaves.append(scored)
+                tree.ended += 1
+
+    @torch.no_grad()
+    def _rewards(
+        self, prm: LlamaForCausalLM, prompts: list[list[int]], paths: list[Path]
+    ) -> list[float]:
+        """P(`+`) at the last tag of each."""
+        rows = [
+            prompt + flat([[*step, self.tag] for step in path.steps])
+            for prompt, path in zip(prompts, paths, strict=True)
+        ]
+        order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
+        most = GPU_SCORED_TOKENS if self.sampler.device.type == "cuda" else SCORED_TOKENS
+        rewards = [0.0] * len(rows)
+        while order:
+            count = max(1, most // len(rows[order[-1]]))
+            group, order = order[-count:], order[:-count]
+            ids = torch.zeros(len(group), max(len(rows[i]) for i in group), dtype=torch.long)
+            where = torch.zeros_like(ids, dtype=torch.bool)
+            for place, i in enumerate(group):
+                ids[place, : len(rows[i])] = torch.tensor(rows[i])
+                where[place, len(rows[i]) - 1] = True
+            device = self.sampler.device
+            logits = logits_at(prm, ids.to(device), where.to(device))[:, self.signs]
+            for i, reward in zip(group, logits.softmax(-1)[:, 0].tolist(), strict=True):
+                rewards[i] = reward
+        return rewards
+
+
+def telling(
+    tokenizer: PreTrainedTokenizerBase, name: str, question: str, leaves: list[Path], seed: int
+) -> list[Labelled]:
+    """The labelled leaves of a tree that teach most."""
+    ends = [*tokenizer.encode(STEP_BREAK), tokenizer.eos_token_id]
+    rows = []
+    for leaf in leaves:
+        steps = [list(step) for step in leaf.steps]
+        row = label_steps(tokenizer, TASKS[name], question, steps)
+        if steps[-1][-1] not in ends:
+            row.labels[-1] = False
+        rows.append((leaf.reward, row))
+    return chosen(rows, random.Random(seed))
+
+
+class TreeRounds:
+    """Labelled leaves of trees that are grown, round after round, with the reward model as it is by
+    then: `trees` of each of the `tasks`."""
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        device: str,
+        tasks: Sequence[str],
+        trees: int,
+        seed: int,
+    ) -> None:
+        self.tokenizer, self.trees, self.seed = tokenizer, trees, seed
+        policy = load_model("policy")
+        nn.Module.to(policy, device)
+        self.searcher = Searcher(policy, tokenizer)
+        self.rounds: dict[str, list[list[Labelled]]] = {name: [] for name in tasks}
+
+    def grow(self, prm: LlamaForCausalLM, workers: int) -> float:
+        """Add a round, labelled by so many processes; the seconds that it took."""
+        started = time.monotonic()
+        for name, rounds in self.rounds.items():
+            rng = random.Random(f"{self.seed} {name} {len(rounds)}")
+            asked = train_questions(TASKS[name], rng, self.trees)
+            trees = self.searcher.trees(prm, TASKS[name], asked, rng)
+            told = [
+                (self.tokenizer, name, tree.question, tree.distinct(), rng.getrandbits(40))
+                for tree in trees
+            ]
+            with multiprocessing.get_context("fork").Pool(max(1, workers)) as pool:
+                rounds.append(list(chain.from_iterable(pool.starmap(telling, told, chunksize=4))))
+            line = {"task": name, "round": len(rounds), "rows": len(rounds[-1])}
+            line |= {"best_right": self._best_right(TASKS[name], trees)}
+            print(json.dumps(line | {"s": round(time.monotonic() - started)}), flush=True)
+        if prm.device.type == "cuda":
+            torch.cuda.empty_cache()
+        return time.monotonic() - started
+
+    def _best_right(self, task: Task, trees: list[Grown]) -> float:
+        """The share of trees whose best-rewarded reply is right."""
+        best = [max(tree.leaves, key=lambda leaf: leaf.reward) for tree in trees]
+        rows = [
+            label(self.tokenizer, task, tree.question, leaf.ids())
+            for tree, leaf in zip(trees, best, strict=True)
+        ]
+        return sum(row.labels[-1] for row in rows) / len(rows)
+
+    def draw(self, rng: random.Random, count: int) -> list[Labelled]:
+        """So many rows, each task as often as any, half of them of the last round."""
+        rows = []
+        for _ in range(count):
+            rounds = self.rounds[rng.choice(list(self.rounds))]
+            rows.append(rng.choice(rounds[-1] if rng.random() < LAST_SHARE else rng.choice(rounds)))
+        return rows
