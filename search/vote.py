@@ -62,8 +62,10 @@ def vote_name(spec: SearchSpec) -> VoteName:
         return spec.vote
     if spec.policy == "self_consistency":
         return "majority"
-    counts = not spec.filter_duplicates or isinstance(spec.consensus, float)
-    return "best_last" if spec.policy == "beam" and not counts else "weighted_majority"
+    by_odds = isinstance(spec.consensus, float)
+    if spec.policy == "beam" and spec.filter_duplicates and not by_odds:
+        return "best_last"
+    return "weighted_majority"
 
 
 class AnswerClasses:

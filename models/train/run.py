@@ -112,7 +112,7 @@ class TrainingRun:
     def train_until(self, seconds: float) -> None:
         """Step until so much of the budget is spent or SIGTERM comes, from rows drawn anew."""
         signal.signal(signal.SIGTERM, lambda *_: self.stop())
-        saved, drawn = self.clock, self._drawn()
+        saved, drawn = self.clock, self.drawn()
         while self.clock < min(seconds, self.budget_s) and not self.stopped:
             self.take_step(drawn)
             if self.step % LOG_EVERY == 0:
@@ -126,8 +126,8 @@ class TrainingRun:
         self.spent_s += seconds
         self.clock += seconds
 
-    def _drawn(self) -> Iterator[StepBatches]:
-        """Those of the steps from here on."""
+    def drawn(self) -> Iterator[StepBatches]:
+        """What the steps from here on learn."""
         loader = DataLoader(
             self.steps,
             batch_size=None,

@@ -5,6 +5,7 @@ import json
 import random
 import signal
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from models.train import checkpoint, parallel, run
 from models.train.batches import MicroBatch, Row, load_tokenizer
 from models.train.network import new_model
 from models.train.policy import token_losses
-from models.train.run import TrainingRun
+from models.train.run import Draw, TrainingRun
 
 TOKENIZER = load_tokenizer()
 ROW = Row("game24", [5, 6, 7, 8], [6, 7, 8, 9])
@@ -33,14 +34,21 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     torch.set_num_threads(threads)
 
 
-def a_run(**options: object) -> TrainingRun:
+def a_row(_: random.Random, __: int) -> list[Row]:
+    """The same at every step."""
+    return [ROW]
+
+
+def random_rows(rng: random.Random, step: int) -> list[Row]:
+    """Other ones at every step, and as many as its number."""
+    return [ROW._replace(ids=[rng.randrange(900) for _ in ROW.ids]) for _ in range(step + 1)]
+
+
+def a_run(draw: Draw = a_row, **options: object) -> TrainingRun:
     """A small model over one row, without any time to spend unless told otherwise."""
     model = new_model("draft", TOKENIZER, 1)
     given = {"minutes": 0.0, "rank": 0, "world": 1, "start": "nothing"}
     given |= {"device": "cpu", "workers": 0} | options
-
-    def draw(_: random.Random, __: int) -> list[Row]:
-        return [ROW]
 
     def losses(batch: MicroBatch) -> Tensor:
         return token_losses(model, batch)
@@ -69,3 +77,21 @@ def test_a_checkpoint_of_another_run_is_refused_by_name(cache: Path) -> None:
         a_run(start="draft")
     (cache / "draft.0.pt").rename(cache / "draft.0.old")
     a_run(start="draft").train()
+
+
+def test_workers_draw_the_same_rows_ahead() -> None:
+    """In the order of the steps, from the step that a run is at, whoever is done first."""
+    here, ahead = a_run(random_rows), a_run(random_rows, workers=2)
+    here.step = ahead.step = 3
+    for one, other in islice(zip(here.drawn(), ahead.drawn(), strict=True), 6):
+        assert (one.tokens, one.learnt) == (other.tokens, other.learnt)
+        pairs = zip(one.batches, other.batches, strict=True)
+        assert all(torch.equal(a.ids, b.ids) and torch.equal(a.labels, b.labels) for a, b in pairs)
+
+
+def test_time_between_steps_is_time_of_the_run() -> None:
+    """What grows trees to learn from leaves less time for steps."""
+    run = a_run(minutes=1.0)
+    run.spend(60.0)
+    run.train_until(60.0)
+    assert (run.step, run.clock) == (0, 60.0)
