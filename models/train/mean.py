@@ -1,0 +1,38 @@
+"""The mean of two models' weights: `python -m models.train.mean FOLDER OTHER --share 0.75`.
+
+Where one starts from the other it can know what both know (Wortsman et al. 2022, arXiv 2203.05482).
+It is written into the cache as the reward model trained last.
+"""
+
+import argparse
+from pathlib import Path
+
+import torch
+from transformers import LlamaForCausalLM
+
+from models.train import checkpoint
+from models.train.batches import load_tokenizer
+
+
+def mean(one: LlamaForCausalLM, other: LlamaForCausalLM, share: float) -> LlamaForCausalLM:
+    """`one`, moved `share` of the way to `other`, in place."""
+    with torch.no_grad():
+        for ours, theirs in zip(one.parameters(), other.parameters(), strict=True):
+            ours.lerp_(theirs, share)
+    return one
+
+
+def main() -> None:
+    """Write the mean of two folders."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folders", nargs=2, type=Path)
+    parser.add_argument("--share", type=float, default=0.5, help="the other one's weight")
+    options = parser.parse_args()
+    one, other = (
+        LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32) for folder in options.folders
+    )
+    checkpoint.export(mean(one, other, options.share), load_tokenizer(), "prm")
+
+
+if __name__ == "__main__":
+    main()
