@@ -238,11 +238,13 @@ def main() -> None:
         model = with_layers_above(model, LAYERS_ABOVE)
     ids = label_ids(tokenizer, options.device)
     derived, walks = phase.taught // options.world, phase.walks // options.world
-    trees = TreeRounds(tokenizer, options.device, phase.tasks, phase.trees, SEED)
+    trees = None
+    if phase.rounds:
+        trees = TreeRounds(tokenizer, options.device, phase.tasks, phase.trees, SEED)
     replies = collected(phase, options.rank, options.world)
 
     def draw(rng: random.Random, step: int) -> list[Row]:
-        told = trees.draw(rng, phase.replies) if phase.rounds else replies(step)
+        told = replies(step) if trees is None else trees.draw(rng, phase.replies)
         told += [lesson(tokenizer, TASKS[rng.choice(TAUGHT)], rng) for _ in range(derived)]
         told += [walked(tokenizer, phase.walked, rng) for _ in range(walks)]
         rows = [learnt_row(tokenizer, shortened(row, rng)) for row in told]
@@ -260,9 +262,10 @@ def main() -> None:
         KEEP,
         muon=phase.muon,
     )
-    for number in range(phase.rounds):
-        run.spend(trees.grow(run.average.model, options.workers))
-        run.train_until((number + 1) / phase.rounds * run.budget_s)
+    if trees is not None:
+        for number in range(1, phase.rounds + 1):
+            run.spend(trees.grow(run.average.model, options.workers))
+            run.train_until(number / phase.rounds * run.budget_s)
     run.train()
 
 
