@@ -57,4 +57,5 @@ async def test_rewards_are_the_embedded_engines(yard: SharedServers) -> None:
     for own, alone, there in zip(many, one, expected, strict=True):
         assert own == pytest.approx(alone, abs=1e-3)
         assert own == pytest.approx(there, abs=1e-3)
-    assert len({reward for row in many for reward in row}) > len(ITEMS)
+    rewards = [reward for row in many for reward in row]
+    assert min(rewards) < 0.5 < max(rewards)
