@@ -18,7 +18,7 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
 
 from models.tasks import TASKS
 from models.tasks.task import STEP_BREAK, Task
-from models.train.batches import prompt_ids
+from models.train.batches import IGNORED, Row, micro_batches, pad_id, prompt_ids
 from models.train.checkpoint import load_model
 from models.train.labelled import Labelled, flat, label, label_steps
 from models.train.network import logits_at
@@ -73,6 +73,7 @@ class Searcher:
         self.tokenizer, self.sampler = tokenizer, Sampler(policy)
         (self.step_break,) = tokenizer.encode(STEP_BREAK)
         (self.tag,) = tokenizer.encode(TAG)
+        self.pad = pad_id(tokenizer)
         self.signs = torch.tensor(sign_ids(tokenizer), device=policy.device)
 
     def trees(
@@ -127,25 +128,23 @@ class Searcher:
     ) -> list[float]:
         """P(`+`) at the last tag of each."""
         rows = [
-            prompt + flat([[*step, self.tag] for step in path.steps])
+            tagged_end(prompt + flat([[*step, self.tag] for step in path.steps]))
             for prompt, path in zip(prompts, paths, strict=True)
         ]
-        order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
+        order = sorted(range(len(rows)), key=lambda i: len(rows[i].ids))
         most = GPU_SCORED_TOKENS if self.sampler.device.type == "cuda" else SCORED_TOKENS
-        rewards = [0.0] * len(rows)
-        while order:
-            count = max(1, most // len(rows[order[-1]]))
-            group, order = order[-count:], order[:-count]
-            ids = torch.zeros(len(group), max(len(rows[i]) for i in group), dtype=torch.long)
-            where = torch.zeros_like(ids, dtype=torch.bool)
-            for place, i in enumerate(group):
-                ids[place, : len(rows[i])] = torch.tensor(rows[i])
-                where[place, len(rows[i]) - 1] = True
-            device = self.sampler.device
-            logits = logits_at(prm, ids.to(device), where.to(device))[:, self.signs]
-            for i, reward in zip(group, logits.softmax(-1)[:, 0].tolist(), strict=True):
-                rewards[i] = reward
-        return rewards
+        scored: list[float] = []
+        for batch in micro_batches([rows[i] for i in order], self.pad, most):
+            ids, labels, _ = batch.to(self.sampler.device)
+            logits = logits_at(prm, ids, labels != IGNORED)[:, self.signs]
+            scored += logits.softmax(-1)[:, 0].tolist()
+        by_row = dict(zip(order, scored, strict=True))
+        return [by_row[i] for i in range(len(rows))]
+
+
+def tagged_end(ids: list[int]) -> Row:
+    """A path to be scored at its last token alone."""
+    return Row("", ids, [IGNORED] * (len(ids) - 1) + [0])
 
 
 def telling(

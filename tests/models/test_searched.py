@@ -12,7 +12,7 @@ from models.train.checkpoint import load_model
 from models.train.network import logits_at
 from models.train.rows import scored_row, sign_ids
 from models.train.searched import Grown, Path, Searcher, TreeRounds, telling
-from models.train.tree_data import FOOLED, TRUSTED
+from models.train.tree_data import FOOLED, OTHERS
 
 TOKENIZER = load_tokenizer()
 (STEP_BREAK,) = TOKENIZER.encode("\n\n")
@@ -70,7 +70,7 @@ def test_what_fooled_the_reward_model_is_learnt_first() -> None:
     rows = telling(TOKENIZER, "game24", QUESTION, [*wrong, right, cut], 0)
     assert [row.labels for row in rows[: FOOLED + 1]] == [[False]] * FOOLED + [[True]]
     assert rows[0].steps[0] == list(cut.steps[0])
-    assert TRUSTED >= 1
+    assert len(rows) == FOOLED + 1 + OTHERS
 
 
 def test_rounds_give_every_task_as_often(monkeypatch: pytest.MonkeyPatch) -> None:
