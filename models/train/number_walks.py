@@ -26,6 +26,8 @@ TEMPTING_SHARE = 0.5
 """Of the wrong results: those after which the target could still be reached."""
 ANY_SHARE = 0.4
 """Of those, late in a puzzle: so many may be any number, however far off."""
+TURNED_SHARE = 0.5
+"""Of the sums and products: the smaller number first, or the larger where it was."""
 MOST = 199
 """Larger numbers are no single tokens, and seldom written."""
 
@@ -41,15 +43,26 @@ def walk(question: str, rng: random.Random) -> list[str]:
     while len(numbers) > 1:
         kind = rng.random()
         if faulty:
-            move, text = _towards(numbers, target, rng, AFTER_FAULT_SHARE), ""
+            move = _towards(numbers, target, rng, AFTER_FAULT_SHARE)
         elif kind < GOOD_SHARE + LEGAL_SHARE:
-            move, text = _towards(numbers, target, rng, float(kind < GOOD_SHARE)), ""
+            move = _towards(numbers, target, rng, float(kind < GOOD_SHARE))
         else:
             faulty = True
-            move, text = near_miss(numbers, target, rng)
-        steps.append(text or step_text(move))
+            move = near_miss(numbers, target, rng)
+        steps.append(step_text(in_any_order(move, rng)))
         numbers = move.left
     return [*steps, *derivation([], target)]
+
+
+def in_any_order(move: Move, rng: random.Random) -> Move:
+    """The move, with the operands of a sum or product now and then the other way round.
+
+    Right or wrong alike: the teacher writes the larger number first, so another order would tell of
+    a near miss.
+    """
+    if move.op in "+*" and rng.random() < TURNED_SHARE:
+        return move._replace(a=move.b, b=move.a)
+    return move
 
 
 def _towards(numbers: Numbers, target: int, rng: random.Random, share: float) -> Move:
@@ -60,13 +73,13 @@ def _towards(numbers: Numbers, target: int, rng: random.Random, share: float) ->
     return rng.choices(chosen, [plainness(move) for move in chosen])[0]
 
 
-def near_miss(numbers: Numbers, target: int, rng: random.Random) -> tuple[Move, str]:
-    """An illegal step, as what it claims to be, and its text."""
+def near_miss(numbers: Numbers, target: int, rng: random.Random) -> Move:
+    """An illegal step, as what it claims to be."""
     wrong = rng.choice((_wrong_result, _wrong_result, _wrong_operand, _wrong_rest, _swapped))
     return wrong(numbers, target, rng)
 
 
-def _wrong_result(numbers: Numbers, target: int, rng: random.Random) -> tuple[Move, str]:
+def _wrong_result(numbers: Numbers, target: int, rng: random.Random) -> Move:
     """An equation that does not hold: off by a little, a digit, an operator or a remainder."""
     i, j = rng.sample(range(len(numbers)), 2)
     a, b = numbers[i], numbers[j]
@@ -87,11 +100,10 @@ def _wrong_result(numbers: Numbers, target: int, rng: random.Random) -> tuple[Mo
             claims = [one for one in range(MOST + 1) if one != true]
         tempting = [one for one in claims if reachable(tuple(sorted((*rest, one))), target)]
         claim = rng.choice(tempting or [claim])
-    move = Move(a, op, b, claim, tuple(sorted((*rest, claim))))
-    return move, step_text(move)
+    return Move(a, op, b, claim, tuple(sorted((*rest, claim))))
 
 
-def _wrong_operand(numbers: Numbers, target: int, rng: random.Random) -> tuple[Move, str]:
+def _wrong_operand(numbers: Numbers, target: int, rng: random.Random) -> Move:
     """A number that is not there, or is there once and used twice."""
     one = rng.choice(numbers)
     others = [n for n in range(1, 14) if n not in numbers]
@@ -103,11 +115,10 @@ def _wrong_operand(numbers: Numbers, target: int, rng: random.Random) -> tuple[M
     legal = [move for move in moves(tuple(sorted((one, strange)))) if move.result <= MOST]
     tempting = [m for m in legal if reachable(tuple(sorted((*rest, m.result))), target)]
     made = rng.choice(tempting or legal)
-    move = made._replace(left=tuple(sorted((*rest, made.result))))
-    return move, step_text(move)
+    return made._replace(left=tuple(sorted((*rest, made.result))))
 
 
-def _wrong_rest(numbers: Numbers, target: int, rng: random.Random) -> tuple[Move, str]:
+def _wrong_rest(numbers: Numbers, target: int, rng: random.Random) -> Move:
     """A right equation with the wrong numbers left: one lost, told twice, or changed."""
     made = _towards(numbers, target, rng, 0.5)
     left = list(made.left)
@@ -123,11 +134,10 @@ def _wrong_rest(numbers: Numbers, target: int, rng: random.Random) -> tuple[Move
             left[place] = max(0, left[place] + rng.choice((-2, -1, 1, 2)))
     if tuple(sorted(left)) == made.left:
         left.append(made.b)
-    move = made._replace(left=tuple(sorted(left)))
-    return move, step_text(move)
+    return made._replace(left=tuple(sorted(left)))
 
 
-def _swapped(numbers: Numbers, target: int, rng: random.Random) -> tuple[Move, str]:
+def _swapped(numbers: Numbers, target: int, rng: random.Random) -> Move:
     """A right equation, behind which a number just used stands in the place of one that was not."""
     made = _towards(numbers, target, rng, 0.5)
     rest = list(made.left)
@@ -142,5 +152,4 @@ def _swapped(numbers: Numbers, target: int, rng: random.Random) -> tuple[Move, s
         return _wrong_result(numbers, target, rng)
     tempting = [left for left in swaps if reachable(left, target)]
     left = rng.choice(tempting if tempting and rng.random() < TEMPTING_SHARE else swaps)
-    move = made._replace(left=left)
-    return move, step_text(move)
+    return made._replace(left=left)

@@ -128,6 +128,9 @@ PHASES = {
         (*TASKS, "wordproblem"),
         muon=False,
     ),
+    "order": RewardPhase(
+        2.5, "prm", 0.4, 10.0, 8, 5.0, 32, PUZZLES, 192, 96, (*TASKS, "game24", "game24"), 1, 64
+    ),
 }
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from models.tasks import TASKS
 from models.tasks.blocksworld import Puzzle, State, ask, distance, moves, step_texts
-from models.tasks.number_puzzle import replay_step
+from models.tasks.number_puzzle import Move, replay_step, step_text
 from models.tasks.story import conclusions, parse_story
 from models.tasks.story import given as facts_given
 from models.tasks.task import STEP_BREAK
@@ -26,9 +26,20 @@ def test_a_near_miss_is_illegal_whatever_it_claims(seed: int, name: str) -> None
     rng = random.Random(seed)
     question = TASKS[name].lesson(rng)[0]
     numbers = tuple(map(int, question.removeprefix("Use ").split(" to ")[0].split()))
-    move, text = number_walks.near_miss(numbers, 24, rng)
-    assert replay_step(text, numbers)[1]
+    move = number_walks.near_miss(numbers, 24, rng)
+    assert replay_step(step_text(move), numbers)[1]
     assert move.left == tuple(sorted(move.left))
+
+
+def test_the_order_of_operands_tells_nothing() -> None:
+    """Sums and products are written either way round; what cannot be turned stays."""
+    rng = random.Random(1)
+    texts = {
+        step_text(number_walks.in_any_order(Move(6, "*", 4, 24, (24,)), rng)) for _ in "1234567"
+    }
+    assert texts == {"6 * 4 = 24 (left: 24)", "4 * 6 = 24 (left: 24)"}
+    quotient = Move(6, "/", 2, 3, (3,))
+    assert all(number_walks.in_any_order(quotient, rng) == quotient for _ in range(20))
 
 
 @settings(max_examples=60, deadline=None)
