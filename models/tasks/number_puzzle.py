@@ -62,6 +62,12 @@ def step_text(move: Move) -> str:
     return f"{move.a} {move.op} {move.b} = {move.result} (left: {left})"
 
 
+def either_way(move: Move) -> tuple[Move, ...]:
+    """The move as it is and, a sum or product, with the other operand first."""
+    turned = move._replace(a=move.b, b=move.a)
+    return (move, turned) if move.op in "+*" else (move,)
+
+
 def results(a: int, b: int) -> Iterator[tuple[int, str, int, int]]:
     """All legal equations over two numbers, larger operand first."""
     a, b = max(a, b), min(a, b)

@@ -48,9 +48,7 @@ def _of_numbers(numbers: Numbers, target: int, before: list[str]) -> Iterator[st
     if numbers == (target,):
         yield f"{ANSWER_PREFIX}{target}."
     for move in number_puzzle.moves(numbers):
-        yield number_puzzle.step_text(move)
-        if move.op in "+*":
-            yield number_puzzle.step_text(move._replace(a=move.b, b=move.a))
+        yield from map(number_puzzle.step_text, number_puzzle.either_way(move))
 
 
 def _of_blocks(puzzle: blocksworld.Puzzle, before: list[str]) -> Iterator[str]:

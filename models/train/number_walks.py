@@ -11,6 +11,7 @@ from models.tasks.number_puzzle import (
     Move,
     Numbers,
     derivation,
+    either_way,
     moves,
     parse_question,
     plainness,
@@ -26,8 +27,6 @@ TEMPTING_SHARE = 0.5
 """Of the wrong results: those after which the target could still be reached."""
 ANY_SHARE = 0.4
 """Of those, late in a puzzle: so many may be any number, however far off."""
-TURNED_SHARE = 0.5
-"""Of the sums and products: the smaller number first, or the larger where it was."""
 MOST = 199
 """Larger numbers are no single tokens, and seldom written."""
 
@@ -49,20 +48,10 @@ def walk(question: str, rng: random.Random) -> list[str]:
         else:
             faulty = True
             move = near_miss(numbers, target, rng)
-        steps.append(step_text(in_any_order(move, rng)))
+        # Right or wrong alike: the teacher's order would tell of right steps.
+        steps.append(step_text(rng.choice(either_way(move))))
         numbers = move.left
     return [*steps, *derivation([], target)]
-
-
-def in_any_order(move: Move, rng: random.Random) -> Move:
-    """The move, with the operands of a sum or product now and then the other way round.
-
-    Right or wrong alike: the teacher writes the larger number first, so another order would tell of
-    a near miss.
-    """
-    if move.op in "+*" and rng.random() < TURNED_SHARE:
-        return move._replace(a=move.b, b=move.a)
-    return move
 
 
 def _towards(numbers: Numbers, target: int, rng: random.Random, share: float) -> Move:
