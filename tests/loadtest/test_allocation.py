@@ -4,63 +4,86 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from loadtest.allocation import DIALS, QUICK, gains, holm, items_of, rows_of
-from loadtest.compare import Results, compare
-from loadtest.kept import Result
+from loadtest.allocation import DIALS, QUICK, items_of, searched
+from loadtest.allocation_rows import (
+    Cell,
+    Searched,
+    cells_of,
+    gains,
+    holm,
+    read_csv,
+    rows_of,
+    write_csv,
+)
+from loadtest.compare import compare
 from loadtest.paired import loss_p
 from loadtest.searches import Item, Method
 from search.engine import EngineError
 from search.spec import SearchSpec
-from search.stats import SearchStats
 from tests.search.scripted_engine import ScriptedEngine
 
 
-async def stats() -> SearchStats:
-    """Those of some search."""
-    method = Method("rebase", SearchSpec(policy="rebase", width=2))
-    item = Item("game24", "Use 4 9 10 13 to make 24.", 1)
-    (results,) = await compare(ScriptedEngine(), [item], [method])
-    return results.results[0].stats
+def cell(name: str, width: int, right: Sequence[int], tokens: int, kv: int | None = None) -> Cell:
+    """Searches of questions, right or not, at so many tokens each."""
+    return Cell(
+        name,
+        width,
+        [
+            Searched("game24", f"q{i}", 0, name, width, r, r, 1 - r, tokens, kv)
+            for i, r in enumerate(right)
+        ],
+    )
 
 
-async def made(name: str, width: int, right: Sequence[int], tokens: int) -> Results:
-    """Outcomes of questions, right or not, at so many tokens each."""
-    cost = replace(await stats(), generated_tokens=tokens)
-    method = Method(name, SearchSpec.model_validate({**DIALS[name], "width": width}))
-    return Results(method, [Result(bool(r), bool(r), not r, cost, "00", ()) for r in right])
-
-
-async def test_rows_worked_by_hand() -> None:
+def test_rows_worked_by_hand() -> None:
     """Two questions, two seeds: (q1, q2) of the first seed, then of the second.
 
     best_of_n 4 has half of all right, rebase 4 three of four, at 60 of 100 tokens: 60 % of the
-    tokens for its accuracy. rebase 2 has as many, at 30.
+    tokens for its accuracy. rebase 2 has as many, at 30. ets 2 holds 8 where rebase 2 holds 12.
     """
-    searched = [
-        await made("best_of_n", 4, (1, 0, 1, 0), 100),
-        await made("rebase", 2, (1, 0, 1, 0), 30),
-        await made("rebase", 4, (1, 1, 1, 0), 60),
+    cells = [
+        cell("best_of_n", 4, (1, 0, 1, 0), 100),
+        cell("rebase", 2, (1, 0, 1, 0), 30, kv=12),
+        cell("rebase", 4, (1, 1, 1, 0), 60, kv=20),
+        cell("ets", 2, (0, 0, 1, 0), 30, kv=8),
     ]
-    rows = rows_of("game24", searched, 2)
-    assert [row["tokens_to_best_of_n"] for row in rows] == [1.0, 0.3, 0.3]
-    assert [row["sampler_diff"] for row in rows] == [0.0, 0.0, 0.25]
+    rows = rows_of("game24", cells, 2)
+    assert [row["tokens_to_best_of_n"] for row in rows] == [1.0, 0.3, 0.3, None]
+    assert [row["kv_saved"] for row in rows] == [None, 1.0, 1.0, 1.5]
+    assert [row["sampler_diff"] for row in rows] == [0.0, 0.0, 0.25, -0.25]
     assert rows[2]["sampler_diff_ci95"] == [0.0, 0.5]
-    assert [row["narrower_diff_ci95"] for row in rows] == [None, None, [0.0, 0.5]]
-    assert [row["hurts"] for row in rows] == [None, None, False]
-    assert gains(searched[2], searched[0], 2) == [0.0, 0.5]
+    assert [row["narrower_diff_ci95"] for row in rows] == [None, None, [0.0, 0.5], None]
+    assert [row["hurts"] for row in rows] == [None, None, False, None]
+    assert gains(cells[2], cells[0], 2) == [0.0, 0.5]
     assert (rows[2]["n"], rows[2]["accuracy"], rows[2]["illegal_replies"]) == (2, 0.75, 0.25)
 
 
-async def test_a_width_that_hurts_is_seen() -> None:
+def test_a_width_that_hurts_is_seen() -> None:
     """All forty right at 4, half of them at 16."""
-    searched = [
-        await made("rebase", 4, [1] * 40, 30),
-        await made("rebase", 16, [1, 0] * 20, 90),
+    cells = [cell("rebase", 4, [1] * 40, 30), cell("rebase", 16, [1, 0] * 20, 90)]
+    assert [row["hurts"] for row in rows_of("game24", cells, 1)] == [None, True]
+
+
+def test_searches_come_back_from_csv(tmp_path: Path) -> None:
+    """Whole; a question that some method has not searched with every seed is not counted."""
+    searches = [
+        Searched("game24", question, seed, method, 4, 1, 1, None if seed else 0, 30, None)
+        for question in ("a, b", 'c "d"')
+        for seed in (0, 1)
+        for method in ("rebase", "ets")
     ]
-    assert [row["hurts"] for row in rows_of("game24", searched, 1)] == [None, True]
+    write_csv(tmp_path / "all.csv.gz", searches)
+    assert set(read_csv(tmp_path / "all.csv.gz")) == set(searches)
+    cells, seeds = cells_of("game24", searches[:-1])
+    assert seeds == 2
+    assert [(c.method, [(s.question, s.seed) for s in c.searches]) for c in cells] == [
+        ("ets", [("a, b", 0), ("a, b", 1)]),
+        ("rebase", [("a, b", 0), ("a, b", 1)]),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -94,7 +117,9 @@ async def test_every_method_is_a_policy_that_searches() -> None:
     """Each is known, and finishes on an engine without a model."""
     item = Item("game24", "Use 4 9 10 13 to make 24.", 1)
     methods = [Method(n, SearchSpec.model_validate({**d, "width": 4})) for n, d in DIALS.items()]
-    searched = await compare(ScriptedEngine(), [item], methods)
-    assert len(rows_of("game24", searched, 1)) == len(DIALS)
+    found = await compare(ScriptedEngine(), [item], methods)
+    searches = [one for results in found for one in searched([item], results, [0])]
+    assert [s.method for s in searches] == list(DIALS)
+    assert all(s.tokens > 0 for s in searches)
     with pytest.raises(EngineError):
         await compare(ScriptedEngine(embeds=False), [item], methods)
