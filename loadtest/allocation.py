@@ -8,7 +8,7 @@ one whose one-sided p, of a loss, stays below 0.025 after Holm's correction over
 task. ``tokens_to_best_of_n``: what the cheapest width of a method that is at least as accurate as
 `best_of_n` at the largest width costs, as a share of that one's tokens. Choose on `--split dev`;
 with `--keep FILE` a run, which takes hours, goes on where an earlier one ended. `--write CSV` keeps
-what each search came to, of which `--read CSV` makes the rows again.
+what each search came to, of which `--read CSV` makes the rows again; `--plot FILE` draws them.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from cli.evaluation import item_seed
+from loadtest.allocation_plot import plot
 from loadtest.allocation_rows import Searched, cells_of, read_csv, rows_of, write_csv
 from loadtest.compare import Results, compare
 from loadtest.on_sglang import to_its_end
@@ -145,6 +146,8 @@ def main() -> None:
         write_csv(options.write, searches)
     tasks = dict.fromkeys(search.task for search in searches)
     rows = [row for task in tasks for row in rows_of(task, *cells_of(task, searches))]
+    if options.plot:
+        plot(rows, options.plot)
     publish({"rows": rows}, options.json, "allocation", COLUMNS)
 
 
@@ -172,6 +175,7 @@ def _parser() -> BenchmarkParser:
     parser.add_argument(
         "--write", type=kept_file, metavar="CSV", help="the searches, packed by gzip"
     )
+    parser.add_argument("--plot", type=kept_file, metavar="FILE", help="accuracy against tokens")
     return parser
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from loadtest.allocation import DIALS, QUICK, items_of, searched
+from loadtest.allocation_plot import plot
 from loadtest.allocation_rows import (
     Cell,
     Searched,
@@ -84,6 +85,18 @@ def test_searches_come_back_from_csv(tmp_path: Path) -> None:
         ("ets", [("a, b", 0), ("a, b", 1)]),
         ("rebase", [("a, b", 0), ("a, b", 1)]),
     ]
+
+
+def test_a_plot_has_a_panel_a_task(tmp_path: Path) -> None:
+    """Each with its name and all methods; the same rows make the same bytes."""
+    cells = [cell("best_of_n", 4, (1, 0), 100), cell("rebase", 4, (1, 1), 60)]
+    rows = [row for task in ("game24", "countdown") for row in rows_of(task, cells, 1)]
+    plots = [tmp_path / "a.svg", tmp_path / "b.svg"]
+    for path in plots:
+        plot(rows, path)
+    drawn = plots[0].read_text()
+    assert all(word in drawn for word in ("game24, 2 questions", "countdown, 2", "rebase"))
+    assert plots[1].read_text() == drawn
 
 
 @pytest.mark.parametrize(
