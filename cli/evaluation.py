@@ -26,6 +26,7 @@ from runtime.embedded.model.config import ModelConfig, footprint
 from runtime.profiles import PROFILES, Profile
 from runtime.reward_format import reward_format
 from runtime.text import Text
+from search.context_limit import context_for
 from search.controller import Problem, search
 from search.engine import Engine
 from search.outcome import Outcome
@@ -34,7 +35,6 @@ from search.stats import SearchStats
 from search.tree import combined_digest
 from search.tree_json import to_json
 from server.assemble import running
-from server.limits import context_for
 from server.prompts import under_profile
 from server.reply_text import Answers, answers_to
 from server.requested_search import what_is_run

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from search.context_limit import needs_rewards
 from search.engine import Capabilities, EngineError
 from search.outcome_rewards import outcome_refusal
 from search.policies.policy import EmbeddingPolicy
 from search.policies.registry import POLICIES
 from search.spec import PolicyName, SearchSpec, VoteName
 from search.vote import vote_name
-from server.limits import needs_rewards
 from server.reward_settings import judged
 from server.settings import Settings
 

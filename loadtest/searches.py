@@ -16,13 +16,13 @@ from models.tasks import TASKS
 from runtime.embedded.embedded_engine import EmbeddedEngine
 from runtime.embedded.options import EngineOptions
 from runtime.text import Text
+from search.context_limit import context_for
 from search.controller import Problem, search
 from search.engine import Engine
 from search.outcome import Outcome
 from search.policies.policy import Policy
 from search.policies.registry import POLICIES
 from search.spec import SearchSpec
-from server.limits import context_for
 
 T = TypeVar("T")
 U = TypeVar("U")

@@ -7,13 +7,14 @@ import secrets
 from collections.abc import Callable, Mapping
 from typing import Any, get_args
 
+from search.context_limit import needs_rewards, policy_needs_rewards
 from search.engine import Capabilities, LogitsParams
 from search.outcome_rewards import OUTCOME_POLICY, outcome_policies, outcome_refusal
 from search.spec import AUTO_POLICY, PolicyName, RequestedSearch, SearchSpec
 from search.vote import CONFIDENCES
 from server.api_errors import ApiError, bad_value, echo, unsupported
 from server.api_keys import ApiKey
-from server.limits import apply_limits, lowered, needs_rewards, policy_needs_rewards
+from server.limits import apply_limits, lowered
 from server.request_models import Effort, GenerationRequest
 from server.reward_settings import judged
 from server.service import Service

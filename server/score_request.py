@@ -16,11 +16,11 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from search.context_limit import scored_context
 from search.controller import Problem
 from search.engine import PrefixTooLong
 from server.api_errors import ApiError, bad_value
 from server.api_keys import ApiKey
-from server.limits import scored_context
 from server.prompts import build_prompt, plain_messages
 from server.request_models import (
     Count,

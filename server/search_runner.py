@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Seque
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from search.context_limit import context_for
 from search.controller import Problem, search
 from search.engine import Engine
 from search.events import Event
@@ -17,7 +18,6 @@ from search.spec import AnswerRule, SearchSpec
 from server.admission import QueueSlot
 from server.api_errors import Deleted, Stopped
 from server.continuation import Continuation, ContinuedEngine
-from server.limits import context_for
 from server.plain_completion import PlainCompletion, PlainReply, complete
 from server.prometheus_metrics import Metrics
 from server.reply_text import answers_to, split_reasoning

@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from runtime.profiles import PROFILES, Profile
 from runtime.text import Text
+from search.context_limit import needs_rewards
 from search.engine import Capabilities, Engine
 from search.outcome_rewards import outcome_refusal
 from server.admission import Admission
 from server.api_keys import ApiKeys
 from server.kept_searches import SearchStore
-from server.limits import Quotas, TypicalCost, needs_rewards
 from server.prometheus_metrics import Metrics
+from server.quotas import Quotas
 from server.reply_schema import AskedSchema, CompiledSchemas
 from server.reply_text import opens_reasoning
 from server.request_models import IgnoredFields
@@ -31,6 +32,7 @@ from server.search_runner import SearchRunner
 from server.settings import Settings, SettingsError, variable
 from server.tree_log import TreeLog
 from server.tuned import TunedSearch, TunedSearches, read_tuned
+from server.typical_cost import TypicalCost
 
 if TYPE_CHECKING:
     from server.tracing import Tracing

@@ -13,8 +13,8 @@ from runtime.engine_wrapper import EngineWrapper
 from search.counters import Counters
 from search.engine import Branch, Engine, Sampling, Step
 from search.tree import ROOT
-from server.limits import ReplyTokens
 from server.plain_completion import PlainCompletion, PlainReply
+from server.quotas import ReplyTokens
 from server.reply_events import Certain, Tell
 from server.reply_logprobs import LogprobRecorder, ReplyToken, in_text
 from server.service import Service

@@ -12,8 +12,8 @@ from fastapi import FastAPI
 from search.engine import Branch
 from server.api_errors import ApiError
 from server.api_keys import ApiKey
-from server.limits import DAY, Quotas
 from server.prometheus_metrics import Metrics
+from server.quotas import DAY, Quotas
 from tests.search.scripted_engine import ScriptedEngine
 from tests.server.conftest import Call, question
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import httpx2
 
+from search.context_limit import context_for
 from search.spec import SearchSpec
-from server.limits import context_for
 from tests.search.scripted_engine import ScriptedEngine
 from tests.server.conftest import question
 

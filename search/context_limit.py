@@ -1,0 +1,36 @@
+"""The longest trajectory: the engine's context, less what the reward model reads with it."""
+
+from __future__ import annotations
+
+from search.engine import Capabilities
+from search.policies.policy import Scores
+from search.policies.registry import POLICIES
+from search.spec import SearchSpec
+from search.vote import VOTE_SCORES, vote_name
+
+
+def policy_needs_rewards(spec: SearchSpec) -> bool:
+    """Whether the policy itself compares rewards."""
+    return POLICIES[spec.policy](spec).scores is not Scores.NONE
+
+
+def needs_rewards(spec: SearchSpec) -> bool:
+    """Whether a search as the spec says asks for rewards at all."""
+    return policy_needs_rewards(spec) or VOTE_SCORES[vote_name(spec)] is not Scores.NONE
+
+
+def context_for(spec: SearchSpec, engine: Capabilities) -> int:
+    """Most tokens of prompt and reply: the context, less what a reward format reads with them.
+
+    It follows from the spec and the model alone, and so does the tree.
+    """
+    if not needs_rewards(spec):
+        return engine.context_tokens
+    once, each = engine.score_tokens
+    read = scored_context(engine) - once - spec.max_depth * each
+    return max(1, min(engine.context_tokens, read))
+
+
+def scored_context(engine: Capabilities) -> int:
+    """Most tokens of a path that the reward model reads, its own tags among them."""
+    return engine.scored_tokens or engine.context_tokens

@@ -1,0 +1,134 @@
+"""What each key has used, and what is left of its quota."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from search.events import Event, Expanded
+from server.api_errors import NO_RETRY, ApiError
+from server.api_keys import ApiKey
+from server.prometheus_metrics import Metrics
+
+DAY = 24 * 60 * 60
+
+
+@dataclass(slots=True)
+class KeyUsage:
+    """One key's sums. Tokens are logical, as in a response's ``usage``.
+
+    ``tokens_today``: of both kinds, since midnight UTC.
+    """
+
+    requests: int = 0
+    searches: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    tokens_today: int = 0
+
+
+@dataclass(slots=True)
+class ReplyTokens:
+    """What one reply has come to so far, in tokens."""
+
+    prompt: int
+    completion: int = 0
+
+    def on_event(self, event: Event) -> None:
+        """Count the tokens of a step."""
+        if isinstance(event, Expanded):
+            self.completion += len(event.tokens)
+
+
+class Quotas:
+    """The accounts of all keys, told to the metrics too."""
+
+    def __init__(
+        self, names: Sequence[str], metrics: Metrics, clock: Callable[[], float] = time.time
+    ) -> None:
+        """``clock``: seconds since 1970, UTC."""
+        self._accounts = {name: KeyUsage() for name in names}
+        self._metrics = metrics
+        self._clock = clock
+        self._day = 0
+
+    def must_have_left(self, key: ApiKey) -> None:
+        """Raises ApiError (429) for a key that has used up its tokens.
+
+        A reply that was begun before that is finished, and may overdraw the quota.
+        """
+        account = self._account(key.name)
+        used = account.prompt_tokens + account.completion_tokens
+        if key.tokens_total is not None and used >= key.tokens_total:
+            raise _used_up(f"{key.tokens_total} tokens", NO_RETRY)
+        if key.tokens_a_day is not None and account.tokens_today >= key.tokens_a_day:
+            midnight = DAY - int(self._clock()) % DAY
+            headers = {"retry-after": str(midnight)} | NO_RETRY
+            raise _used_up(f"{key.tokens_a_day} tokens a day; more from midnight UTC on", headers)
+
+    @contextmanager
+    def booking(
+        self, key: ApiKey, prompt: int, *, searched: bool, request: bool = True
+    ) -> Iterator[ReplyTokens]:
+        """Books what a reply comes to, also if it fails or its client leaves midway.
+
+        One that has drawn nothing costs nothing. ``request``: it is one, and no further part of one
+        that is booked already.
+        """
+        spent = ReplyTokens(prompt)
+        try:
+            yield spent
+        finally:
+            if spent.completion:
+                self._book(key, spent, searched, request)
+
+    @contextmanager
+    def booking_scores(self, key: ApiKey) -> Iterator[ReplyTokens]:
+        """Books what was scored, also if it fails or its client leaves midway.
+
+        What is read is a prompt's; a search's reading by a reward model costs its key nothing.
+        """
+        spent = ReplyTokens(0)
+        try:
+            yield spent
+        finally:
+            if spent.prompt:
+                self._book(key, spent, searched=False)
+
+    def account(self, name: str) -> dict[str, Any]:
+        """One key's sums under its name."""
+        return {"key": name, **asdict(self._account(name))}
+
+    def all(self) -> list[dict[str, Any]]:
+        """Every key's sums."""
+        return [self.account(name) for name in self._accounts]
+
+    def _book(self, key: ApiKey, spent: ReplyTokens, searched: bool, request: bool = True) -> None:
+        account = self._account(key.name)
+        account.requests += request
+        account.searches += searched
+        account.prompt_tokens += spent.prompt
+        account.completion_tokens += spent.completion
+        account.tokens_today += spent.prompt + spent.completion
+        self._metrics.key_tokens.labels(key.name, "prompt").inc(spent.prompt)
+        self._metrics.key_tokens.labels(key.name, "completion").inc(spent.completion)
+
+    def _account(self, name: str) -> KeyUsage:
+        """A key's account; a new day begins with none of its tokens.
+
+        Days go forwards only: a clock that is set back gives no quota twice.
+        """
+        today = int(self._clock()) // DAY
+        if today > self._day:
+            self._day = today
+            for account in self._accounts.values():
+                account.tokens_today = 0
+        return self._accounts[name]
+
+
+def _used_up(quota: str, headers: dict[str, str]) -> ApiError:
+    message = f"this key has used up its quota of {quota}"
+    return ApiError(429, "insufficient_quota", message, headers=headers)
