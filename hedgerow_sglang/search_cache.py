@@ -215,8 +215,9 @@ class SearchCache(RadixCache):
         self._line_up((node,))
 
     def _split_node(self, key: RadixKey, child: Any, split_len: int) -> Any:
-        """As SGLang does; whoever holds a node holds both its parts."""
+        """As SGLang does; whoever holds a node holds both its parts, which are equally old."""
         upper = super()._split_node(key, child, split_len)
+        upper.last_access_time = child.last_access_time
         self._held.split(upper, child)
         return upper
 
@@ -311,6 +312,10 @@ class SearchCache(RadixCache):
         if namespace.cache_salt is not None:
             key.cache_salt = namespace.cache_salt
         return key.page_aligned(self.page_size)
+
+
+CACHES: Mapping[str, type[SearchCache]] = {"arborkv": SearchCache}
+"""By ``--kv-policy``; another order is a class with a ``_turn`` of its own."""
 
 
 def _free_slots(allocator: Any, slots: Any) -> None:

@@ -61,6 +61,13 @@ def empty_cache(page: int = 1) -> SearchCache:
     return SearchCache(params)
 
 
+def cached_tokens(cache: SearchCache, path: array) -> int:
+    """How much of a path is cached."""
+    match = cache.match_prefix(MatchPrefixParams(key=RadixKey(path)))
+    indices = getattr(match, "device_indices", None)
+    return match.device_prefix_len if indices is None else len(indices)
+
+
 @dataclass
 class CachedTrees:
     """Random trees, cached whole. ``paths``: of each block, by tree and node; ``first``: a
@@ -103,9 +110,7 @@ class CachedTrees:
 
     def cached(self, tree: str, node: int) -> int:
         """Tokens of a block's path that are cached."""
-        match = self.cache.match_prefix(MatchPrefixParams(key=RadixKey(self.paths[tree, node])))
-        indices = getattr(match, "device_indices", None)
-        return match.device_prefix_len if indices is None else len(indices)
+        return cached_tokens(self.cache, self.paths[tree, node])
 
     def kept(self, tree: str, node: int) -> int:
         """Tokens of a block that are cached."""
@@ -279,6 +284,19 @@ def what_is_read_now_stays() -> int:
     return 8
 
 
+def what_nobody_holds_goes_by_age() -> int:
+    """Also when a part of the oldest has gone: the rest of it is as old."""
+    cache = empty_cache()
+    old, young = (RadixKey(array("q", [token] * 4)) for token in (2, 1))
+    for key in (old, young):
+        cache.insert(InsertParams(key=key, value=torch.arange(4)))
+    for left in (6, 4):
+        cache.evict(EvictParams(num_tokens=2))
+        assert cache.total_size() == left
+    assert cached_tokens(cache, young.token_ids) == 4
+    return 4
+
+
 def main(seeds: int) -> None:
     """Everything, with what was counted on the way."""
     counts = {
@@ -288,6 +306,7 @@ def main(seeds: int) -> None:
         "dropped": sum(a_pruned_subtree_goes_at_once(seed) for seed in range(seeds)),
         "shared": what_another_search_holds_stays(),
         "locked": what_is_read_now_stays(),
+        "aged": what_nobody_holds_goes_by_age(),
     }
     print(json.dumps(counts))
 
