@@ -28,6 +28,13 @@ MEAN_LEAD = Fraction(1, 10**12)
 """Less than any two means differ by: one that others may come to equal has settled nothing."""
 
 
+def may_end_early(spec: SearchSpec) -> bool:
+    """Whether something beside the policy may end the search between two rounds, so that what is
+    drawn beyond the next one may be for nothing."""
+    cut = (spec.max_tokens, spec.max_kv_tokens, spec.deadline_ms, spec.consensus)
+    return any(limit is not None for limit in cut)
+
+
 def budget_met(tree: Tree, spec: SearchSpec, held: Callable[[], int]) -> StopReason | None:
     """The logical budget that leaves no room for another round, if one does.
 

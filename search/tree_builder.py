@@ -10,6 +10,7 @@ from search.events import Event, Expanded, Finished, Pruned, Scored, Selected
 from search.policies.policy import ExpansionOrder, Frontier, Round, Scores, no_order
 from search.spec import SearchSpec
 from search.stats import path_length
+from search.stop import may_end_early
 from search.tree import ROOT, Finish, Node, NodeState, Tree, node_seed, round_reward, step_seed
 
 
@@ -65,8 +66,7 @@ class TreeBuilder:
         self._frontier = frontier
         self.expansion_order: ExpansionOrder = no_order
         self._max_depth = spec.max_depth
-        cut = (spec.max_tokens, spec.consensus, spec.deadline_ms)
-        self._chains = scores is not Scores.ALL and cut == (None, None, None)
+        self._chains = scores is not Scores.ALL and not may_end_early(spec)
         self._max_tokens = spec.max_tokens
         stop = () if spec.step_tokens else (delimiter,)
         self._step_tokens = spec.step_tokens or spec.max_step_tokens

@@ -360,6 +360,7 @@ async def test_what_is_said_of_a_child_ahead_is_what_the_round_asks(policy: Poli
         ({"policy": "rebase"}, 0),
         ({"policy": "self_consistency", "deadline_ms": 60_000}, 0),
         ({"policy": "self_consistency", "max_tokens": 99}, 0),
+        ({"policy": "self_consistency", "max_kv_tokens": 999}, 0),
         ({"policy": "self_consistency", "consensus": "certain"}, 0),
     ],
 )
