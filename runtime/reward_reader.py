@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from runtime.checkpoint import architecture
 from runtime.reward_format import Ids, Reads, RewardFormat, Spelt
 from runtime.reward_texts import Dialogue, OwnIds
 from runtime.text import Text
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+UNBIASED = "ForSequenceClassification"
+"""How classes end whose head is one layer without a bias, by transformers."""
 _LARGEST_EXPONENT = 700.0
 Matrix = NDArray[np.float64]
 
@@ -117,15 +120,10 @@ class Mean:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """Linear layers (outputs, inputs) with their biases on the final hidden state, ReLU between.
-
-    One output is a value, of which the sigmoid is taken over ``scale``; of several, output
-    ``label``'s share of the softmax.
-    """
+    """Linear layers (outputs, inputs) with their biases on the final hidden state, ReLU between."""
 
     layers: tuple[tuple[Matrix, Matrix], ...]
-    label: int
-    scale: float = 1.0
+    form: RewardFormat
 
     def reward(self, row: torch.Tensor) -> float:
         """From the hidden state (hidden,) after the final norm."""
@@ -135,9 +133,7 @@ class Head:
                 values = np.maximum(values, 0.0)
             # plain loops, unlike BLAS, round the same with any number of threads
             values = np.einsum("ij,j->i", weight, values, optimize=False) + bias
-        if len(values) == 1:
-            return sigmoid(float(values[0]) / self.scale)
-        return classes_share(values, self.label)
+        return outputs_reward(values, self.form)
 
     @classmethod
     def of(cls, form: RewardFormat, text: Text) -> Head:
@@ -146,18 +142,14 @@ class Head:
 
         try:
             read = tensor_reader(text.checkpoint)
-            layers = tuple(_layer(read, name) for name in form.head)
+            biased = not (architecture(text.checkpoint) or "").endswith(UNBIASED)
+            layers = tuple(_layer(read, name, biased=biased) for name in form.head)
         except ValueError as error:
             raise RewardMissing(f"reward_format {form.name!r}: head: {error}") from None
-        outputs, least = len(layers[-1][1]), form.label + 1
-        fits = outputs == 1 if form.reads == "value" else outputs >= max(2, least)
-        if not fits:
-            needed = "exactly one is" if form.reads == "value" else f"at least {least} are"
-            raise RewardMissing(
-                f"reward_format {form.name!r}: head {form.head[-1]} of {text.checkpoint} has "
-                f"{outputs} outputs; {needed} needed"
-            )
-        return cls(layers, form.label, form.scale)
+        if misfit := outputs_misfit(len(layers[-1][1]), form):
+            head = f"head {form.head[-1]} of {text.checkpoint}"
+            raise RewardMissing(f"reward_format {form.name!r}: {head} has {misfit}")
+        return cls(layers, form)
 
 
 READINGS: Mapping[Reads, Callable[[RewardFormat, Text], Reading]] = {
@@ -239,9 +231,30 @@ def _token(form: RewardFormat, text: Text, part: str) -> int:
     return token
 
 
-def _layer(read: Callable[[str], torch.Tensor], name: str) -> tuple[Matrix, Matrix]:
+def _layer(
+    read: Callable[[str], torch.Tensor], name: str, *, biased: bool
+) -> tuple[Matrix, Matrix]:
     weight = read(f"{name}.weight").numpy().astype(np.float64)
+    if not biased:
+        return weight, np.zeros(len(weight))
     return weight, read(f"{name}.bias").numpy().astype(np.float64)
+
+
+def outputs_misfit(outputs: int, form: RewardFormat) -> str | None:
+    """What is wrong with the number of a head's outputs; None where it fits."""
+    least = 1 if form.reads == "value" else max(2, form.label + 1)
+    if outputs == least or (outputs > least > 1):
+        return None
+    needed = "exactly one is" if least == 1 else f"at least {least} are"
+    return f"{outputs} outputs; {needed} needed"
+
+
+def outputs_reward(outputs: Sequence[float] | Matrix, form: RewardFormat) -> float:
+    """A head's outputs as a reward: of one, the sigmoid over ``scale``; of several, number
+    ``label``'s share of the softmax."""
+    if form.reads == "value":
+        return sigmoid(float(outputs[0]) / form.scale)
+    return classes_share(outputs, form.label)
 
 
 def classes_share(values: Sequence[float] | Matrix, label: int) -> float:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from runtime.openai.server_dialect import NAMED_ID
 from runtime.reward_format import RewardFormat
-from runtime.reward_reader import Paths, Softmax, classes_share, paths_of, sigmoid
+from runtime.reward_reader import Paths, Softmax, outputs_misfit, outputs_reward, paths_of
 from runtime.servers.request_costs import Path
 from runtime.text import Text
 from search.engine import EngineError, RewardMissing, Trajectory
@@ -115,15 +115,9 @@ class PooledOutputs:
                 "does its pooler read another tag? (vLLM: --pooler-config '{\"step_tag_id\": ID}')"
             )
         outputs = rows[-1] if isinstance(rows[-1], list) else rows
-        several = self.form.reads == "classes"
-        if several != (len(outputs) > max(1, self.form.label)):
-            wanted = f"more than {max(1, self.form.label)} outputs" if several else "one output"
-            raise EngineError(
-                f"the reward server's head has {len(outputs)} outputs; {wanted} needed"
-            )
-        if several:
-            return classes_share(outputs, self.form.label)
-        return sigmoid(outputs[0] / self.form.scale)
+        if misfit := outputs_misfit(len(outputs), self.form):
+            raise EngineError(f"the reward server's head has {misfit}")
+        return outputs_reward(outputs, self.form)
 
 
 def reward_request(form: RewardFormat, text: Text, policy: Text) -> PathsRequest:

@@ -8,7 +8,7 @@ from typing import Any
 
 from runtime.accounting import Flops, sum_of_contexts
 from runtime.reward_format import RewardFormat
-from runtime.reward_reader import Paths, Softmax, classes_share, paths_of, sigmoid
+from runtime.reward_reader import Paths, Softmax, outputs_misfit, outputs_reward, paths_of
 from runtime.servers.fleet import Fleet
 from runtime.sglang.replica import Json, Replica
 from runtime.sglang.search_session import Path, SearchSession
@@ -37,14 +37,12 @@ class RewardRequest:
     A path, spelt by ``paths``, is read at its last token, with nothing sampled.
 
     With a ``softmax`` the server gives the log-probabilities of its two verdicts. Without, the raw
-    outputs of its own head: one is a value, read over ``scale``, of several ``label`` is taken.
+    outputs of its own head.
     """
 
     paths: Paths
+    form: RewardFormat
     softmax: Softmax | None = None
-    label: int = 0
-    several: bool = False
-    scale: float = 1.0
 
     @classmethod
     def of(cls, form: RewardFormat, text: Text, policy: Text) -> RewardRequest:
@@ -53,11 +51,9 @@ class RewardRequest:
         Raises RewardMissing for a tag or a verdict that is not there, or that SGLang does not give.
         """
         if form.reads == "softmax":
-            return cls(paths_of(form, text, policy), Softmax.of(form, text))
-        if form.reads in ("value", "classes"):
-            several = form.reads == "classes"
-            paths = paths_of(form, text, policy)
-            return cls(paths, label=form.label, several=several, scale=form.scale)
+            return cls(paths_of(form, text, policy), form, Softmax.of(form, text))
+        if form.reads_hidden:
+            return cls(paths_of(form, text, policy), form)
         raise RewardMissing(
             f"reward_format {form.name!r}: reads {form.reads!r}; SGLang gives log-probabilities, "
             "which do not hold the mean logit: use the embedded engine, or serve the model as a "
@@ -91,14 +87,9 @@ class RewardRequest:
         if self.softmax is not None:
             return self._share(answer["meta_info"].get("output_token_ids_logprobs"), 0)
         outputs = answer["embedding"]
-        if self.several != (len(outputs) > max(1, self.label)):
-            wanted = f"more than {max(1, self.label)} outputs" if self.several else "one output"
-            raise EngineError(
-                f"the reward server's head has {len(outputs)} outputs; {wanted} needed"
-            )
-        if self.several:
-            return classes_share(outputs, self.label)
-        return sigmoid(outputs[0] / self.scale)
+        if misfit := outputs_misfit(len(outputs), self.form):
+            raise EngineError(f"the reward server's head has {misfit}")
+        return outputs_reward(outputs, self.form)
 
     def reward_before(self, answer: Json) -> float:
         """Of a path that was read with its next step, without that."""

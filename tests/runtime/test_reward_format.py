@@ -164,13 +164,15 @@ def test_heads_by_hand() -> None:
     - 5 = 1, whose sigmoid is the value. Three outputs 0, ln 3, ln 4 are shared as 1, 3, 4 of 8."""
     row = torch.tensor([1.0, -2.0])
     first = (np.array([[1.0, -1.0], [-2.0, 1.0]]), np.array([0.0, 1.0]))
-    value = Head((first, (np.array([[2.0, 7.0]]), np.array([-5.0]))), 0)
+    scalar, classes = REWARD_FORMATS["skywork"], REWARD_FORMATS["qwen2.5-math-prm"]
+    value = Head((first, (np.array([[2.0, 7.0]]), np.array([-5.0]))), scalar)
     assert value.reward(row) == pytest.approx(1 / (1 + math.exp(-1)), abs=1e-12)
-    over = Head(value.layers, 0, scale=4.0)
+    over = Head(value.layers, scalar.model_copy(update={"scale": 4.0}))
     assert over.reward(row) == pytest.approx(1 / (1 + math.exp(-1 / 4)), abs=1e-12)
     shares = (np.zeros((3, 2)), np.log([1.0, 3.0, 4.0]))
     for label, share in enumerate((1 / 8, 3 / 8, 4 / 8)):
-        assert Head((shares,), label).reward(row) == pytest.approx(share, abs=1e-12)
+        form = classes.model_copy(update={"label": label})
+        assert Head((shares,), form).reward(row) == pytest.approx(share, abs=1e-12)
 
 
 def test_an_outcome_model_reads_whole_replies_with_a_scaled_head(tmp_path: Path) -> None:
@@ -178,7 +180,7 @@ def test_an_outcome_model_reads_whole_replies_with_a_scaled_head(tmp_path: Path)
     text = Text(make_outcome_model(tmp_path / "outcome"))
     form = REWARD_FORMATS[OUTCOME].model_copy(update={"scale": 8.0})
     assert paths_of(form, text, text) == WholeReply(form, text)
-    assert Head.of(form, text).scale == 8.0
+    assert Head.of(form, text).form.scale == 8.0
 
 
 @pytest.mark.parametrize("part", ["tag", "good", "bad"])

@@ -19,6 +19,7 @@ from tokenizers import Regex, pre_tokenizers
 from transformers import (
     AutoModel,
     AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
     AutoTokenizer,
     PreTrainedTokenizerFast,
 )
@@ -407,6 +408,26 @@ def test_a_head_with_the_wrong_outputs_is_refused(policy: Path, tmp_path: Path) 
     file.write_text(json.dumps({"extends": "qwen2.5-math-prm", "label": 2}))
     with pytest.raises(RewardMissing, match=r"score\.2 .* has 2 outputs; at least 3 are needed"):
         load_scorer(options(policy, prm, str(file)))
+
+
+@pytest.mark.parametrize(("labels", "reads"), [(1, "value"), (2, "classes")])
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "mistral"])
+def test_sequence_classifiers_of_transformers(
+    name: str, labels: int, reads: str, policy: Path, tmp_path: Path
+) -> None:
+    """Its own class gives the score of the last token; its head has no bias."""
+    make_checkpoint(tmp_path, name, seed=9)
+    body = AutoModelForSequenceClassification.from_pretrained(tmp_path, num_labels=labels)
+    body.save_pretrained(tmp_path)
+    file = tmp_path / "own.json"
+    file.write_text(json.dumps({"reads": reads, "head": ["score"]}))
+    loaded = load_scorer(options(policy, tmp_path, str(file)))
+    assert loaded is not None
+    ids = torch.tensor([[*PROMPT, *(token for step in IDS for token in step)]])
+    with torch.no_grad():
+        outputs = body.eval()(ids).logits[0].double()
+    expected = torch.sigmoid(outputs[0]) if labels == 1 else torch.softmax(outputs, -1)[1]
+    assert read(loaded[0], 1, [3]) == pytest.approx([float(expected)], abs=2e-6)
 
 
 def test_a_reward_model_without_the_tag_is_refused(policy: Path, tmp_path: Path) -> None:

@@ -82,8 +82,8 @@ def test_the_last_row_of_a_path_is_its_reward() -> None:
     ("form", "data", "message"),
     [
         (QWEN, [], "gave no outputs for a path that ends with '<extra_0>'"),
-        (QWEN, [[1.0]], "has 1 outputs; more than 1 outputs needed"),
-        (SKYWORK, [[1.0, 2.0]], "has 2 outputs; one output needed"),
+        (QWEN, [[1.0]], "has 1 outputs; at least 2 are needed"),
+        (SKYWORK, [[1.0, 2.0]], "has 2 outputs; exactly one is needed"),
     ],
 )
 def test_another_head_is_noticed(form: object, data: list[object], message: str) -> None:

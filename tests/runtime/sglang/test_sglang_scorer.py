@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from runtime.accounting import no_flops
+from runtime.reward_format import REWARD_FORMATS
 from runtime.reward_reader import PolicyIds, Softmax
 from runtime.servers.fleet import Fleet
 from runtime.servers.remote_server import ServerTimes
@@ -19,8 +20,8 @@ from search.engine import EngineError, Trajectory
 
 GOOD, BAD, TAG = 1, 2, 9
 PROMPT = (5, 6)
-VERDICTS = RewardRequest(PolicyIds(TAG), Softmax(GOOD, BAD))
-HEAD = RewardRequest(PolicyIds(TAG))
+VERDICTS = RewardRequest(PolicyIds(TAG), REWARD_FORMATS["math-shepherd"], Softmax(GOOD, BAD))
+HEAD = RewardRequest(PolicyIds(TAG), REWARD_FORMATS["skywork"])
 
 
 def reward_of(path: Sequence[int]) -> float:
