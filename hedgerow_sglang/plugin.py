@@ -1,7 +1,7 @@
 """The entry point of the group ``sglang.srt.plugins``: what our plug-in adds to SGLang.
 
-A radix cache backend by the name of ``plugin_protocol.NAME``, hooks that hand notes to it, seeded
-sampling, and its counts in ``/server_info``. SGLang calls ``register`` in each of its processes.
+The radix cache backends of ``plugin_protocol.BACKENDS``, hooks that hand notes to them, seeded
+sampling, and their counts in ``/server_info``. SGLang calls ``register`` in each of its processes.
 Nothing is read from a request but numbers, names and ids: no code and no flag that lets any in.
 """
 
@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 from importlib import metadata
 from typing import Any
 
 from hedgerow_sglang.chain_seeds import learn_ends, next_seeds
 from hedgerow_sglang.past_output import count_past_output
-from hedgerow_sglang.plugin_protocol import NAME, OUTPUT, parse_note, parse_output
+from hedgerow_sglang.plugin_protocol import BACKENDS, NAME, OUTPUT, parse_note, parse_output
 from hedgerow_sglang.seeded_sampling import sample, seeded_batch
 from hedgerow_sglang.step_chain import CHAIN, ENDS, parse_chain, parse_ends
 
@@ -40,7 +41,8 @@ def register() -> None:
         HookType,
     )
 
-    register_radix_cache_backend(NAME, make_cache)
+    for kv_policy, backend in BACKENDS.items():
+        register_radix_cache_backend(backend, partial(make_cache, kv_policy))
     version = version_of(_version())
     if not supported(version):
         return
@@ -69,12 +71,13 @@ def supported(version: tuple[int, ...]) -> bool:
     return OLDEST <= version <= NEWEST
 
 
-def make_cache(context: Any) -> Any:
-    """The factory of the backend. Raises ValueError for what it cannot serve, naming it."""
+def make_cache(kv_policy: str, context: Any) -> Any:
+    """The factory of a backend. Raises ValueError for what it cannot serve, naming it."""
+    backend = BACKENDS[kv_policy]
     if not supported(version_of(_version())):
         oldest, newest = (".".join(map(str, version)) for version in (OLDEST, NEWEST))
         raise ValueError(
-            f"--radix-cache-backend {NAME}: SGLang {_version()}; {oldest} to {newest} is supported"
+            f"--radix-cache-backend {backend}: SGLang {_version()}; {oldest} to {newest} is supported"
         )
     for field, flag in (
         ("is_hybrid_swa", "a model with sliding-window attention"),
@@ -83,12 +86,12 @@ def make_cache(context: Any) -> Any:
     ):
         if getattr(context, field, False):
             raise ValueError(
-                f"--radix-cache-backend {NAME}: {flag}; it holds plain KV only "
+                f"--radix-cache-backend {backend}: {flag}; it holds plain KV only "
                 "(hedgerow --kv-policy lru starts a server without it)"
             )
-    from hedgerow_sglang.search_cache import SearchCache
+    from hedgerow_sglang.search_cache import CACHES
 
-    return SearchCache(context.params)
+    return CACHES[kv_policy](context.params)
 
 
 def sign_seed(params: Any, *_: Any, **__: Any) -> None:

@@ -42,7 +42,10 @@ from functools import lru_cache
 from typing import Any
 
 NAME = "hedgerow"
-"""The note's key, the plug-in's key in ``/server_info`` and its ``--radix-cache-backend``."""
+"""The note's key, and the plug-in's in ``/server_info``."""
+BACKENDS: Mapping[str, str] = {"arborkv": NAME}
+"""Our ``--radix-cache-backend`` by the ``--kv-policy`` that it does (``search_cache.CACHES``); any
+other order is SGLang's own."""
 COUNTS = (
     "held_tokens",
     "cached_tokens",

@@ -56,7 +56,7 @@ def policy_server(
             memory=MEMORY,
             kv_tokens=kv_tokens,
             seeds=seeds,
-            evicts=kv_policy == "arborkv",
+            kv_policy=kv_policy,
             args=tuple(args),
         )
     )

@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from hedgerow_sglang.plugin_protocol import BACKENDS
 from kvpolicy.roofline import SplitLoad
 from runtime.accounting import Flops, no_flops
 from runtime.checkpoint import check_weights
@@ -290,8 +291,7 @@ def server_options(settings: Settings, gpu: Gpu | None = None) -> list[LaunchOpt
         kv_tokens=_kv_tokens(settings, "kv_tokens"),
         args=tuple(shlex.split(settings.policy_args)),
     )
-    evicts = settings.kv_policy == "arborkv"
-    policy = replace(plain, seeds=True, evicts=evicts, schedules=settings.speculate)
+    policy = replace(plain, seeds=True, kv_policy=settings.kv_policy, schedules=settings.speculate)
     if prm is None:
         return [policy]
     reward = replace(
@@ -322,7 +322,8 @@ def _format(settings: Settings) -> str:
     Raises SettingsError for what is the embedded engine's alone.
     """
     if settings.kv_policy == "full":
-        raise SettingsError(f"{PREFIX}KV_POLICY = 'full': servers evict; lru or arborkv is needed")
+        known = " or ".join(("lru", *BACKENDS))
+        raise SettingsError(f"{PREFIX}KV_POLICY = 'full': servers evict; {known} is needed")
     form = known_format(settings)
     if reward_format(form).needs_model and settings.reward_model is None:
         log.info("no reward model: rewards are the policy's mean log-probabilities")

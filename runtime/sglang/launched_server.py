@@ -18,7 +18,7 @@ from typing import Literal
 
 import httpx
 
-from hedgerow_sglang.plugin_protocol import NAME, REWARD_CLASSES, REWARD_MODELS
+from hedgerow_sglang.plugin_protocol import BACKENDS, REWARD_CLASSES, REWARD_MODELS
 from runtime.checkpoint import architecture
 from runtime.servers.waiting import report_while
 from runtime.sglang.request_priority import PRIORITY_UNITS
@@ -74,8 +74,9 @@ class LaunchOptions:
     """One SGLang server. ``python``: of the environment that SGLang is installed in.
 
     ``memory``: share of the device's memory that is free when the server starts, for weights and
-    KV; ``kv_tokens``: most tokens of KV, None for what that share holds. ``seeds``, ``evicts``:
-    what our plug-in does there, which is installed in the same environment then. ``schedules``: it
+    KV; ``kv_tokens``: most tokens of KV, None for what that share holds. ``seeds``: our plug-in
+    draws there, and ``kv_policy`` is one of its own or SGLang's ``lru``; it is installed in the same
+    environment then. ``schedules``: it
     lets in by priority, so that it can draw early. ``args``: more of SGLang's own options.
     ``log``: a file for what it says; None: our stderr.
     """
@@ -87,7 +88,7 @@ class LaunchOptions:
     kv_tokens: int | None = None
     args: tuple[str, ...] = ()
     seeds: bool = False
-    evicts: bool = False
+    kv_policy: str = "lru"
     classifies: bool = False
     schedules: bool = False
     log: Path | None = None
@@ -104,6 +105,11 @@ class LaunchOptions:
                 short = "" if meant == name else f" (short for {meant})"
                 raise ValueError(f"{name}{short}: not allowed; {REFUSED[meant]}")
 
+    @property
+    def evicts(self) -> bool:
+        """Whether our plug-in decides what is evicted."""
+        return self.kv_policy in BACKENDS
+
     def command(self, port: int) -> list[str]:
         """What is run."""
         return [
@@ -114,7 +120,7 @@ class LaunchOptions:
             *(("--max-total-tokens", str(self.kv_tokens)) if self.kv_tokens else ()),
             *(ON_CPU if self.device == "cpu" else ()),
             *(("--sampling-backend", "pytorch") if self.seeds else ()),
-            *(("--radix-cache-backend", NAME) if self.evicts else ()),
+            *(("--radix-cache-backend", BACKENDS[self.kv_policy]) if self.evicts else ()),
             *(("--is-embedding",) if self.classifies else (COMPACT_JSON,)),
             *(BY_PRIORITY if self.schedules else BY_PREFIX),
             *self.args,

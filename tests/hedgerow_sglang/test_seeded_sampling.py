@@ -145,7 +145,7 @@ def test_what_it_cannot_serve_it_refuses_by_name(
     """An unknown version's names may mean something else: the server does not start."""
     monkeypatch.setattr("importlib.metadata.version", lambda _: version)
     with pytest.raises(ValueError, match=said):
-        make_cache(SimpleNamespace(**context))
+        make_cache("arborkv", SimpleNamespace(**context))
 
 
 def draw_by_definition(probs: torch.Tensor, own: SimpleNamespace, read: torch.Tensor) -> list[int]:

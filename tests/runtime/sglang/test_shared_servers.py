@@ -68,7 +68,7 @@ def server(model: str, *, plugged: bool) -> Sglang:
             kv_tokens=KV_TOKENS,
             args=("--random-seed", "1"),
             seeds=plugged,
-            evicts=plugged,
+            kv_policy="arborkv" if plugged else "lru",
         )
     )
 

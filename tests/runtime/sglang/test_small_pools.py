@@ -75,7 +75,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
 @pytest_asyncio.fixture(loop_scope="session")
 async def small() -> AsyncIterator[LaunchedServer]:
     """A policy's server with hardly any KV."""
-    server = LaunchedServer(replace(stock(), kv_tokens=POOL_TOKENS, seeds=True, evicts=True))
+    server = LaunchedServer(
+        replace(stock(), kv_tokens=POOL_TOKENS, seeds=True, kv_policy="arborkv")
+    )
     try:
         server.start()
         await server.ready(START_SECONDS)
