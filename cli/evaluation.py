@@ -27,9 +27,10 @@ from runtime.profiles import PROFILES, Profile
 from runtime.reward_format import reward_format
 from runtime.text import Text
 from search.context_limit import context_for
-from search.controller import Problem, search
+from search.controller import search
 from search.engine import Engine
 from search.outcome import Outcome
+from search.problem import Problem
 from search.spec import AnswerRule, SearchSpec
 from search.stats import SearchStats
 from search.tree import combined_digest

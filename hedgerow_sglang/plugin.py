@@ -77,7 +77,8 @@ def make_cache(kv_policy: str, context: Any) -> Any:
     if not supported(version_of(_version())):
         oldest, newest = (".".join(map(str, version)) for version in (OLDEST, NEWEST))
         raise ValueError(
-            f"--radix-cache-backend {backend}: SGLang {_version()}; {oldest} to {newest} is supported"
+            f"--radix-cache-backend {backend}: SGLang {_version()}; "
+            f"{oldest} to {newest} is supported"
         )
     for field, flag in (
         ("is_hybrid_swa", "a model with sliding-window attention"),

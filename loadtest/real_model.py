@@ -33,9 +33,10 @@ from models.smollm2 import smollm2_folder
 from runtime.embedded.embedded_engine import EmbeddedEngine, let_threads_rest
 from runtime.embedded.options import EngineOptions
 from runtime.text import Text
-from search.controller import Problem, search
+from search.controller import search
 from search.engine import Branch, Engine, Sampling
 from search.outcome import Outcome
+from search.problem import Problem
 from search.spec import SearchSpec
 from search.tree import ROOT
 

@@ -17,11 +17,12 @@ from runtime.embedded.embedded_engine import EmbeddedEngine
 from runtime.embedded.options import EngineOptions
 from runtime.text import Text
 from search.context_limit import context_for
-from search.controller import Problem, search
+from search.controller import search
 from search.engine import Engine
 from search.outcome import Outcome
 from search.policies.policy import Policy
 from search.policies.registry import POLICIES
+from search.problem import Problem
 from search.spec import SearchSpec
 
 T = TypeVar("T")

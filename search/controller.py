@@ -36,6 +36,7 @@ from search.policies.policy import (
     frontier_of,
 )
 from search.policies.registry import POLICIES
+from search.problem import Problem
 from search.spec import SearchSpec, StopReason
 from search.stats import KvEvents, LogicalKV, Tally
 from search.stop import Deadline, TooLate, budget_met, consensus_met, why_done
@@ -66,24 +67,6 @@ async def within(seconds: float | None, work: Awaitable[T]) -> T:
         if not timer.expired():
             raise
         raise TooLate from None
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """What is asked.
-
-    ``prompt``: the policy model's token ids, chat template included. ``question``: the user's own
-    words, for the reward model. ``delimiter``: what ends a step.
-    """
-
-    prompt: tuple[int, ...]
-    question: str
-    delimiter: str = "\n\n"
-
-    def __post_init__(self) -> None:
-        """Refuse a delimiter that no step could end with."""
-        if not self.delimiter:
-            raise ValueError("delimiter: empty; at least one character is needed")
 
 
 async def search(

@@ -9,8 +9,8 @@ from jinja2 import TemplateError
 
 from runtime.profiles import Profile
 from runtime.text import Text
-from search.controller import Problem
 from search.engine import PrefixTooLong
+from search.problem import Problem
 from server.api_errors import ApiError, bad_value, echo, prompt_too_long, unsupported
 from server.api_keys import ApiKey
 from server.reply_text import opens_reasoning

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from search.controller import Problem
+from search.problem import Problem
 from search.spec import SearchSpec
 from server.api_errors import bad_value, prompt_too_long
 from server.api_keys import ApiKey

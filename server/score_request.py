@@ -17,8 +17,8 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from search.context_limit import scored_context
-from search.controller import Problem
 from search.engine import PrefixTooLong
+from search.problem import Problem
 from server.api_errors import ApiError, bad_value
 from server.api_keys import ApiKey
 from server.prompts import build_prompt, plain_messages

@@ -12,8 +12,9 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from search.controller import ABORT_SECONDS, Problem, check_rewards, within
+from search.controller import ABORT_SECONDS, check_rewards, within
 from search.engine import Engine, EngineError, Trajectory
+from search.problem import Problem
 from search.stop import Deadline, TooLate
 from search.tree import ROOT, node_seed, round_reward
 from server.api_errors import NO_RETRY, ApiError

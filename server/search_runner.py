@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from search.context_limit import context_for
-from search.controller import Problem, search
+from search.controller import search
 from search.engine import Engine
 from search.events import Event
 from search.outcome import Outcome
+from search.problem import Problem
 from search.spec import AnswerRule, SearchSpec
 from server.admission import QueueSlot
 from server.api_errors import Deleted, Stopped

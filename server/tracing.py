@@ -36,11 +36,12 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from runtime.engine_wrapper import EngineWrapper
-from search.controller import Problem, search
+from search.controller import search
 from search.counters import Usage
 from search.engine import Branch, Engine, EngineError, Hint, Sampling, Step, Trajectory
 from search.events import Event, Evicted, Pruned, Rehydrated, Selected
 from search.outcome import Outcome
+from search.problem import Problem
 from search.spec import SearchSpec
 from server.plain_completion import PlainCompletion, PlainReply, complete
 from server.scoring import ReplySteps, Rewards, score_replies

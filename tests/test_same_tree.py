@@ -19,9 +19,10 @@ from runtime.embedded.choices import KvPolicy
 from runtime.embedded.embedded_engine import EmbeddedEngine
 from runtime.embedded.options import EngineOptions
 from runtime.text import Text
-from search.controller import Problem, search
+from search.controller import search
 from search.counters import EngineCounters
 from search.outcome import Outcome
+from search.problem import Problem
 from search.spec import SearchSpec, StopReason
 
 SPRIG = "models/sprig"

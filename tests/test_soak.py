@@ -11,8 +11,9 @@ import pytest
 
 from models.tasks import TASKS
 from runtime.embedded.embedded_engine import EmbeddedEngine
-from search.controller import Problem, search
+from search.controller import search
 from search.events import Event
+from search.problem import Problem
 from search.spec import SearchSpec
 from tests.test_same_tree import OFF, TEXT
 

@@ -6,8 +6,9 @@ import pytest
 
 from models.tasks import TASKS
 from runtime.verifiers.stated_arithmetic import states_a_wrong_one
-from search.controller import Problem, search
+from search.controller import search
 from search.outcome import Outcome
+from search.problem import Problem
 from search.spec import SearchSpec
 from search.tree import Tree, round_reward
 from server.assemble import running

@@ -74,11 +74,10 @@ class LaunchOptions:
     """One SGLang server. ``python``: of the environment that SGLang is installed in.
 
     ``memory``: share of the device's memory that is free when the server starts, for weights and
-    KV; ``kv_tokens``: most tokens of KV, None for what that share holds. ``seeds``: our plug-in
-    draws there, and ``kv_policy`` is one of its own or SGLang's ``lru``; it is installed in the same
-    environment then. ``schedules``: it
-    lets in by priority, so that it can draw early. ``args``: more of SGLang's own options.
-    ``log``: a file for what it says; None: our stderr.
+    KV; ``kv_tokens``: most tokens of KV, None for what that share holds. ``seeds``, and a
+    ``kv_policy`` other than SGLang's ``lru``: what our plug-in does there, which is installed in
+    the same environment then. ``schedules``: it lets in by priority, so that it can draw early.
+    ``args``: more of SGLang's own options. ``log``: a file for what it says; None: our stderr.
     """
 
     model: str | Path

@@ -9,9 +9,10 @@ import pytest
 
 from cli.shared_samples import SharedSamples, StandaloneCost
 from runtime.accounting import no_flops
-from search.controller import Problem, search
+from search.controller import search
 from search.engine import Branch, EngineDown, Sampling, Step, Trajectory
 from search.outcome import Outcome
+from search.problem import Problem
 from search.spec import SearchSpec
 from search.tree import Finish
 from tests.search.scripted_engine import ScriptedEngine, answer_of, encode

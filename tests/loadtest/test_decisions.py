@@ -9,10 +9,11 @@ import pytest
 
 from loadtest.decisions import Decisions, PolicyOf, noting, replaying
 from loadtest.policies import KeepOne
-from search.controller import Problem, search
+from search.controller import search
 from search.outcome import Outcome
 from search.policies.policy import Round, Scores
 from search.policies.registry import POLICIES
+from search.problem import Problem
 from search.spec import PolicyName, SearchSpec
 from search.tree import Finish, Node, Tree
 from tests.search.scripted_engine import ScriptedEngine, answer_of, encode

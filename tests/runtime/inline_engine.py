@@ -7,10 +7,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from runtime.embedded.choices import KvPolicy, ScheduleOrder
-from search.controller import Problem, search
+from search.controller import search
 from search.counters import Counters, Usage
 from search.engine import Branch, Capabilities, EngineError, Hint, Sampling, Step, Trajectory
 from search.outcome import Outcome
+from search.problem import Problem
 from search.spec import SearchSpec
 from tests.runtime.hash_model import CONTEXT
 from tests.runtime.scheduler_support import scheduler

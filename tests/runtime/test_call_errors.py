@@ -32,7 +32,7 @@ from runtime.embedded.pipe import (
     in_parts,
     seal,
 )
-from search.controller import Problem, search
+from search.controller import search
 from search.engine import (
     Ahead,
     Branch,
@@ -43,6 +43,7 @@ from search.engine import (
     Sampling,
     Trajectory,
 )
+from search.problem import Problem
 from search.spec import SearchSpec
 from search.tree import ROOT
 from tests.runtime.inline_engine_loop import InlineWorker

@@ -13,7 +13,8 @@ from loadtest.in_process import InProcess, ModelsInProcess
 from runtime.embedded.kv_split import SharedKv, split_pools
 from runtime.embedded.model.config import ModelConfig, footprint
 from runtime.embedded.options import EngineOptions
-from search.controller import Problem, search
+from search.controller import search
+from search.problem import Problem
 from search.spec import SearchSpec
 from tests.runtime.tiny_models import make_pair
 

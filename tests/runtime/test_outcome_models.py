@@ -11,8 +11,9 @@ from loadtest.reference_engine import ReferenceEngine, ReferenceOptions
 from models.catalog import public_reward_model
 from runtime.embedded.embedded_engine import EmbeddedEngine
 from runtime.embedded.options import EngineOptions
-from search.controller import Problem, search
+from search.controller import search
 from search.engine import RewardMissing
+from search.problem import Problem
 from search.spec import SearchSpec
 from search.tree import NodeState
 from tests.runtime.outcome_model import (

@@ -19,9 +19,10 @@ from loadtest.reference_engine import ReferenceEngine, ReferenceOptions
 from runtime.embedded.model.batch_plan import Span
 from runtime.embedded.model.forward import Forward
 from runtime.text import Text
-from search.controller import Problem, search
+from search.controller import search
 from search.engine import Branch, Sampling
 from search.outcome import Outcome
+from search.problem import Problem
 from search.spec import SearchSpec
 from search.tree import ROOT, Finish
 from tests.runtime.inline_engine_loop import InlineWorker

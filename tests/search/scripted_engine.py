@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from search.controller import Problem, search
+from search.controller import search
 from search.counters import Counters, Usage
 from search.engine import (
     Branch,
@@ -28,6 +28,7 @@ from search.engine import (
     Trajectory,
 )
 from search.outcome import Outcome
+from search.problem import Problem
 from search.spec import SearchSpec
 from search.tree import Finish
 

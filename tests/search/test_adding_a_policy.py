@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from search.controller import Problem, search
+from search.controller import search
 from search.engine import Branch
+from search.problem import Problem
 from search.spec import SearchSpec
 from search.tree import NodeState
 from tests.search.scripted_engine import ScriptedEngine, answer_of, encode

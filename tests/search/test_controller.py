@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from search.controller import Problem, search
+from search.controller import search
 from search.engine import Branch, Sampling, Step
 from search.outcome import Outcome
 from search.policies.policy import Round, Scores
 from search.policies.registry import POLICIES
+from search.problem import Problem
 from search.spec import PolicyName, SearchSpec, StopReason
 from search.tree import Finish, Node, NodeState, Tree, node_seed
 from search.tree_builder import TreeBuilder

@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 
-from search.controller import Problem, search
+from search.controller import search
 from search.counters import Counters
 from search.engine import Branch, EngineDown, EngineError, KvFull, RewardMissing, Sampling, Step
 from search.events import Event
 from search.outcome import Outcome
 from search.policies.ets import Ets
 from search.policies.policy import Round
+from search.problem import Problem
 from search.spec import SearchSpec, StopReason
 from search.tree import Tree
 from tests.search.scripted_engine import ScriptedEngine, answer_of, encode

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from search.controller import Problem, search
+from search.controller import search
 from search.counters import Counters
 from search.engine import Branch
+from search.problem import Problem
 from search.spec import SearchSpec
 from search.stats import SearchStats
 from tests.search.scripted_engine import ScriptedEngine, encode, grow

@@ -8,9 +8,10 @@ from kvpolicy.token_allocation import Floors
 from loadtest.reference_engine import ReferenceEngine, ReferenceOptions
 from loadtest.token_eviction.path_cache import PathReader
 from loadtest.token_eviction.token_eviction_engine import TokenEvictionEngine
-from search.controller import Problem, search
+from search.controller import search
 from search.engine import Engine
 from search.outcome import Outcome
+from search.problem import Problem
 from search.spec import SearchSpec
 from tests.runtime.tiny_models import make_tokenizer
 

@@ -23,8 +23,9 @@ from runtime.embedded.options import EngineOptions
 from runtime.openai.openai_engine import OpenaiEngine
 from runtime.openai.openai_options import OpenaiOptions, ServedModel
 from runtime.text import Text
-from search.controller import Problem, search
+from search.controller import search
 from search.engine import Branch, LogitsParams, Sampling, Step, Trajectory
+from search.problem import Problem
 from search.spec import SearchSpec
 from search.tree import Finish
 from tests.runtime.openai.vllm_server import serving

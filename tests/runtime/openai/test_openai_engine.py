@@ -23,7 +23,7 @@ from runtime.openai.openai_options import OpenaiOptions, ServedModel
 from runtime.servers import liveness
 from runtime.servers.remote_server import ServerTimes
 from runtime.text import Text
-from search.controller import Problem, search
+from search.controller import search
 from search.engine import (
     Branch,
     EngineDown,
@@ -34,6 +34,7 @@ from search.engine import (
     Trajectory,
 )
 from search.outcome import Outcome
+from search.problem import Problem
 from search.spec import SearchSpec, StopReason
 from search.tree import ROOT, Finish
 

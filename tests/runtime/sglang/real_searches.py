@@ -9,9 +9,10 @@ from models.bundled import SPRIG_FOLDER
 from runtime.sglang.launched_server import LaunchedServer
 from runtime.sglang.sglang_options import SglangOptions
 from runtime.text import Text
-from search.controller import Problem, search
+from search.controller import search
 from search.engine import Engine
 from search.outcome import Outcome
+from search.problem import Problem
 from search.spec import SearchSpec
 
 POLICY, PRM = SPRIG_FOLDER / "policy", SPRIG_FOLDER / "prm"

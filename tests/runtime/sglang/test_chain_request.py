@@ -27,8 +27,9 @@ from runtime.sglang.sglang_options import SglangOptions
 from runtime.sglang.step_request import StepRequest
 from runtime.stop_strings import StopStringTables
 from runtime.text import Text
-from search.controller import Problem, search
+from search.controller import search
 from search.engine import Ahead, Branch, Sampling
+from search.problem import Problem
 from search.spec import SearchSpec
 from search.tree import Finish, step_seed
 

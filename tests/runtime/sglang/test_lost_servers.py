@@ -18,9 +18,10 @@ from runtime.sglang import sglang_engine
 from runtime.sglang.sglang_engine import SglangEngine
 from runtime.sglang.sglang_options import SglangOptions
 from runtime.text import Text
-from search.controller import Problem, search
+from search.controller import search
 from search.engine import EngineDown
 from search.outcome import Outcome
+from search.problem import Problem
 from search.spec import SearchSpec, StopReason
 
 POLICY = SPRIG_FOLDER / "policy"

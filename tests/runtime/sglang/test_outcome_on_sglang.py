@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from search.controller import Problem, search
+from search.controller import search
 from search.engine import RewardMissing
+from search.problem import Problem
 from search.spec import SearchSpec
 from server.assemble import running
 from server.settings import load_settings

@@ -26,8 +26,9 @@ from runtime.servers.routing import Routing, unsigned
 from runtime.sglang.sglang_engine import SglangEngine
 from runtime.sglang.sglang_options import SglangOptions
 from runtime.text import Text
-from search.controller import Problem, search
+from search.controller import search
 from search.outcome import Outcome
+from search.problem import Problem
 from search.spec import SearchSpec
 
 POLICY = SPRIG_FOLDER / "policy"

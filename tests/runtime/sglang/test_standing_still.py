@@ -16,8 +16,9 @@ from runtime.sglang import sglang_engine
 from runtime.sglang.replica import Replica
 from runtime.sglang.sglang_engine import SglangEngine
 from runtime.sglang.sglang_options import SglangOptions
-from search.controller import Problem, search
+from search.controller import search
 from search.engine import EngineDown
+from search.problem import Problem
 from search.spec import SearchSpec, StopReason
 from server.api_errors import ApiError
 from server.plain_completion import PlainCompletion, complete

@@ -1,0 +1,23 @@
+"""What a search is asked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What is asked.
+
+    ``prompt``: the policy model's token ids, chat template included. ``question``: the user's own
+    words, for the reward model. ``delimiter``: what ends a step.
+    """
+
+    prompt: tuple[int, ...]
+    question: str
+    delimiter: str = "\n\n"
+
+    def __post_init__(self) -> None:
+        """Refuse a delimiter that no step could end with."""
+        if not self.delimiter:
+            raise ValueError("delimiter: empty; at least one character is needed")
