@@ -149,7 +149,7 @@ class SearchSpec(BaseModel):
     vote: VoteName | None = Field(
         default=None,
         description="default: weighted majority; majority for self_consistency, best_last for beam "
-        "whose leaves are distinct",
+        "whose leaves are distinct, lineages for dora",
     )
     answers: AnswerRule | None = Field(
         default=None,

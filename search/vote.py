@@ -56,7 +56,8 @@ def vote_name(spec: SearchSpec) -> VoteName:
     """The rule a spec asks for: weighted majority, or majority where the policy scores nothing.
 
     ``beam``'s leaves are distinct: how many say the same is not how likely it is, so there the best
-    one is the answer. Its early stop by a probability counts, and so does the vote then.
+    one is the answer. Its early stop by a probability counts, and so does the vote then. ``dora``
+    gives every direction its children, likely or not: lineages vote, each once for an answer.
     """
     if spec.vote is not None:
         return spec.vote
@@ -65,7 +66,7 @@ def vote_name(spec: SearchSpec) -> VoteName:
     by_odds = isinstance(spec.consensus, float)
     if spec.policy == "beam" and spec.filter_duplicates and not by_odds:
         return "best_last"
-    return "weighted_majority"
+    return "lineages" if spec.policy == "dora" else "weighted_majority"
 
 
 class AnswerClasses:

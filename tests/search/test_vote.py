@@ -276,6 +276,7 @@ def test_the_rule_follows_the_policy_unless_given() -> None:
     assert vote_name(SearchSpec(policy="beam")) == "best_last"
     assert vote_name(SearchSpec(policy="beam", filter_duplicates=False)) == "weighted_majority"
     assert vote_name(SearchSpec(policy="beam", consensus=0.9)) == "weighted_majority"
+    assert vote_name(SearchSpec(policy="dora")) == "lineages"
 
 
 def near(one: str, other: str) -> bool:
