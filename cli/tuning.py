@@ -82,10 +82,12 @@ async def tune(
     rungs: list[Rung] = []
     while True:
         cells = await search.cells(specs, questions)
-        rungs.append(Rung(questions, cells, going_on(cells)))
+        left = budget - tokens_of([*rungs, Rung(questions, cells, cells)]) * seeds
+        to_come = (most - questions) * seeds
+        kept = going_on(cells, left / to_come if to_come else math.inf)
+        rungs.append(Rung(questions, cells, kept))
         on_rung(rungs[-1])
-        specs = [cell.spec for cell in rungs[-1].kept]
-        left = budget - tokens_of(rungs) * seeds
+        specs = [cell.spec for cell in kept]
         more = next_questions(questions, left, _cost(rungs[-1].kept) * seeds, most)
         if more == questions or rungs[-1].kept_trees == 1:
             break

@@ -104,6 +104,16 @@ def test_a_rung_by_hand() -> None:
     assert names(going_on([*cells, cell(7, 4, 45)])) == [1, 2, 3, 6, 7]
 
 
+def test_what_the_budget_can_carry_goes_on_too() -> None:
+    """Beside the front (1) and the nearer half of the rest (2) the next nearest, as long as all of
+    them cost no more than that; one that does not fit ends it."""
+    cells = [cell(1, 8, 10), cell(2, 8, 20), cell(3, 7, 30), cell(4, 7, 60), cell(5, 6, 40)]
+    assert names(going_on(cells)) == [1, 2, 3]
+    assert names(going_on(cells, 119)) == [1, 2, 3]
+    assert names(going_on(cells, 120)) == [1, 2, 3, 4]
+    assert names(going_on(cells, 160)) == [1, 2, 3, 4, 5]
+
+
 def test_who_is_surely_beaten_goes_even_where_there_is_room() -> None:
     """Ten of ten against none, for less: the interval is wholly above 0."""
     good, bad, other = cell(1, 10, 10, 10), cell(2, 0, 20, 10), cell(3, 9, 30, 10)

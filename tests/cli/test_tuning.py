@@ -149,7 +149,7 @@ SMALL = ("--policy", "self_consistency,best_of_n,rebase", "--width", "2,8", "--t
 
 def test_a_file_is_written_that_a_server_takes(tmp_path: Path, engine: ScriptedEngine) -> None:
     """The choices, what they came to, and on which models; progress is on stderr alone."""
-    done = tune(tmp_path, *SMALL, "--budget", "300000", "--json")
+    done = tune(tmp_path, *SMALL, "--budget", "20000", "--json")
     assert done.exit_code == 0, done.output
     report = json.loads(done.stdout)
     first, *_, last = report["rungs"]
