@@ -77,17 +77,20 @@ def plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
         figure.savefig(path, dpi=DOTS, metadata=UNDATED.get(path.suffix))
 
 
-def _line(
-    axes: Axes, mine: Sequence[dict[str, Any]], policy: str, least: float, look: tuple[Any, ...]
+def draw_line(
+    axes: Axes,
+    rows: Sequence[dict[str, Any]],
+    places: Sequence[float],
+    label: str,
+    look: tuple[Any, ...],
 ) -> None:
-    """One policy's points, by rising width."""
+    """A line through the rows' accuracies at these places, each with its 95 % interval."""
     colour, marker, dashes = look
-    kv = [row["kv_tokens_total"] / least for row in mine]
-    accuracy = [row["accuracy"] for row in mine]
-    below = [row["accuracy"] - row["accuracy_ci95"][0] for row in mine]
-    above = [row["accuracy_ci95"][1] - row["accuracy"] for row in mine]
+    accuracy = [row["accuracy"] for row in rows]
+    below = [row["accuracy"] - row["accuracy_ci95"][0] for row in rows]
+    above = [row["accuracy_ci95"][1] - row["accuracy"] for row in rows]
     axes.errorbar(
-        kv,
+        places,
         accuracy,
         yerr=[below, above],
         color=colour,
@@ -95,8 +98,16 @@ def _line(
         linestyle=dashes,
         elinewidth=0.8,
         capsize=2.5,
-        label=policy,
+        label=label,
     )
-    for row, x, y in zip(mine, kv, accuracy, strict=True):
-        named = {"textcoords": "offset points", "size": 7, "color": colour}
-        axes.annotate(str(row["width"]), (x, y), (5, -9), **named)
+
+
+def _line(
+    axes: Axes, mine: Sequence[dict[str, Any]], policy: str, least: float, look: tuple[Any, ...]
+) -> None:
+    """One policy's points, by rising width."""
+    kv = [row["kv_tokens_total"] / least for row in mine]
+    draw_line(axes, mine, kv, policy, look)
+    for row, x in zip(mine, kv, strict=True):
+        named = {"textcoords": "offset points", "size": 7, "color": look[0]}
+        axes.annotate(str(row["width"]), (x, row["accuracy"]), (5, -9), **named)

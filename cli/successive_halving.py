@@ -126,7 +126,6 @@ def going_on(cells: Sequence[Cell], affordable: float = 0.0) -> list[Cell]:
     earlier.
     """
     able = [cell for cell in cells if not beaten(cell, cells)]
-    costs = {tree_key(cell.spec): cell.tokens for cell in able}
     rank: dict[str, tuple[float, float, int]] = {}
     for place, cell in enumerate(able):
         standing = (shortfall(cell, cells), cell.tokens, place)
@@ -134,19 +133,14 @@ def going_on(cells: Sequence[Cell], affordable: float = 0.0) -> list[Cell]:
         rank[key] = min(rank.get(key, standing), standing)
     kept = {tree_key(cell.spec) for cell in front(cells)}
     others = sorted(rank.keys() - kept, key=rank.__getitem__)
-    half = (len(_trees(cells)) - len(kept)) // 2
-    kept.update(others[:half])
-    spent = sum(cost for key, cost in costs.items() if key in kept)
-    for key in others[half:]:
-        spent += costs[key]
-        if spent > affordable:
+    half = (len({tree_key(cell.spec) for cell in cells}) - len(kept)) // 2
+    spent = sum(rank[key][1] for key in kept)
+    for place, key in enumerate(others):
+        spent += rank[key][1]
+        if place >= half and spent > affordable:
             break
         kept.add(key)
     return [cell for cell in able if tree_key(cell.spec) in kept]
-
-
-def _trees(cells: Sequence[Cell]) -> set[str]:
-    return {tree_key(cell.spec) for cell in cells}
 
 
 def most_accurate(cells: Sequence[Cell], tokens: float = math.inf) -> Cell:

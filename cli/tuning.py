@@ -88,7 +88,7 @@ async def tune(
         rungs.append(Rung(questions, cells, kept))
         on_rung(rungs[-1])
         specs = [cell.spec for cell in kept]
-        more = next_questions(questions, left, _cost(rungs[-1].kept) * seeds, most)
+        more = next_questions(questions, left, _cost(kept) * seeds, most)
         if more == questions or rungs[-1].kept_trees == 1:
             break
         questions = more

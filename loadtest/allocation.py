@@ -21,7 +21,7 @@ from typing import Any
 
 from cli.evaluation import item_seed
 from loadtest.allocation_plot import plot
-from loadtest.allocation_rows import Searched, cells_of, read_csv, rows_of, write_csv
+from loadtest.allocation_rows import SearchRecord, cells_of, read_csv, rows_of, write_csv
 from loadtest.compare import Results, compare
 from loadtest.on_sglang import to_its_end
 from loadtest.options import BenchmarkParser, kept_file, planned
@@ -91,7 +91,7 @@ FULL = AllocationPlan(tuple(TASKS), tuple(DIALS), (4, 16, 64), "dev", 400, (0, 1
 QUICK = AllocationPlan(("game24",), ("best_of_n", "rebase", "adaptive"), (4, 16), "dev", 4, (0,))
 
 
-async def measure(plan: AllocationPlan) -> list[Searched]:
+async def measure(plan: AllocationPlan) -> list[SearchRecord]:
     """Every search, task by task."""
     ample = AMPLE_TOKENS * max(plan.widths) * SIDE_BY_SIDE + LEAST_POOL
     methods = [
@@ -106,7 +106,7 @@ async def measure(plan: AllocationPlan) -> list[Searched]:
             found = await compare(
                 engine, items, methods, at_once=SIDE_BY_SIDE, kept_in=plan.kept_in
             )
-            searches += [one for results in found for one in searched(items, results, plan.seeds)]
+            searches += [one for results in found for one in records_of(items, results, plan.seeds)]
             say(f"{task}: {len(items)} searches of each of {len(methods)} methods and widths")
     return searches
 
@@ -117,11 +117,11 @@ def items_of(plan: AllocationPlan, task: str) -> list[Item]:
     return [Item(task, q, item_seed(seed, q)) for seed in plan.seeds for q in questions]
 
 
-def searched(items: Sequence[Item], found: Results, seeds: Sequence[int]) -> list[Searched]:
+def records_of(items: Sequence[Item], results: Results, seeds: Sequence[int]) -> list[SearchRecord]:
     """What a method's searches came to, in the items' order."""
-    method, n = found.method, len(items) // len(seeds)
+    method, n = results.method, len(items) // len(seeds)
     return [
-        Searched(
+        SearchRecord(
             item.task,
             item.question,
             seeds[i // n],
@@ -133,7 +133,7 @@ def searched(items: Sequence[Item], found: Results, seeds: Sequence[int]) -> lis
             result.stats.generated_tokens,
             result.stats.kv_tokens_total,
         )
-        for i, (item, result) in enumerate(zip(items, found.results, strict=True))
+        for i, (item, result) in enumerate(zip(items, results.results, strict=True))
     ]
 
 
@@ -151,7 +151,7 @@ def main() -> None:
     publish({"rows": rows}, options.json, "allocation", COLUMNS)
 
 
-def chosen(options: Namespace) -> list[Searched]:
+def chosen(options: Namespace) -> list[SearchRecord]:
     """Of the searches in ``--read`` those of the tasks, methods and widths that were named."""
     return [
         search

@@ -9,8 +9,9 @@ from typing import Any
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
 
-from cli.accuracy_plot import DOTS, LOOKS, STYLE, UNDATED
+from cli.accuracy_plot import DOTS, LOOKS, STYLE, UNDATED, draw_line
 
 INCHES = (8.0, 5.0)
 BESIDE = 2
@@ -37,30 +38,18 @@ def plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
         lines, names = panels.flat[0].get_legend_handles_labels()
         figure.legend(lines, names, loc="outside right upper", handlelength=3.2)
         figure.supxlabel("generated tokens a search", size=9)
-        figure.supylabel("right, in per cent, with 95 % intervals", size=9)
+        figure.supylabel("right, with 95 % intervals", size=9)
         figure.savefig(path, dpi=DOTS, metadata=UNDATED.get(path.suffix))
 
 
 def _panel(axes: Axes, rows: Sequence[dict[str, Any]], looks: dict[str, Any]) -> None:
     """A task's methods."""
-    for method, (colour, marker, dashes) in looks.items():
+    for method, look in looks.items():
         mine = sorted((r for r in rows if r["method"] == method), key=lambda r: r["width"])
-        axes.errorbar(
-            [row["tokens"] for row in mine],
-            [100 * row["accuracy"] for row in mine],
-            yerr=[
-                [100 * abs(row["accuracy"] - row["accuracy_ci95"][end]) for row in mine]
-                for end in (0, 1)
-            ],
-            color=colour,
-            marker=marker,
-            linestyle=dashes,
-            elinewidth=0.8,
-            capsize=2.5,
-            label=method,
-        )
+        draw_line(axes, mine, [row["tokens"] for row in mine], method, look)
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter("{x:,.0f}")
+    axes.yaxis.set_major_formatter(PercentFormatter(1))
     axes.set_title(f"{rows[0]['task']}, {rows[0]['n']} questions, {rows[0]['seeds']} seeds")
     axes.grid(color="0.9", linewidth=0.6)
     axes.set_axisbelow(True)

@@ -20,7 +20,7 @@ LEVEL = 0.025
 
 
 @dataclass(frozen=True, slots=True)
-class Searched:
+class SearchRecord:
     """What a search of a question came to: a line of the CSV.
 
     ``illegal``: whether the chosen reply has a step that the rules forbid, None without a reply.
@@ -39,18 +39,18 @@ class Searched:
     kv: int | None
 
 
-COLUMNS = [field.name for field in fields(Searched)]
+COLUMNS = [field.name for field in fields(SearchRecord)]
 WORDS = ("task", "question", "method")
 NUMBERS = [name for name in COLUMNS if name not in WORDS]
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class AllocationCell:
     """A method and width: its searches, seed by seed, each seed with the same questions."""
 
     method: str
     width: int
-    searches: Sequence[Searched]
+    searches: Sequence[SearchRecord]
 
     @property
     def accuracy(self) -> float:
@@ -69,7 +69,7 @@ class Cell:
         return sum(known) / len(known) if known else None
 
 
-def rows_of(task: str, cells: Sequence[Cell], seeds: int) -> list[dict[str, Any]]:
+def rows_of(task: str, cells: Sequence[AllocationCell], seeds: int) -> list[dict[str, Any]]:
     """A row for each method and width, in their order."""
     widest = max(cell.width for cell in cells)
     at_most = [cell for cell in cells if cell.width == widest]
@@ -109,7 +109,7 @@ def rows_of(task: str, cells: Sequence[Cell], seeds: int) -> list[dict[str, Any]
     return [row | {"hurts": hurts} for row, hurts in zip(rows, hurting, strict=True)]
 
 
-def gains(mine: Cell, other: Cell, seeds: int) -> list[float]:
+def gains(mine: AllocationCell, other: AllocationCell, seeds: int) -> list[float]:
     """What each question gains, as a mean over its seeds."""
     n = len(mine.searches) // seeds
     pairs = zip(mine.searches, other.searches, strict=True)
@@ -128,7 +128,7 @@ def holm(ps: Sequence[float | None], level: float = LEVEL) -> list[bool | None]:
     return rejected
 
 
-def write_csv(path: Path, searches: Iterable[Searched]) -> None:
+def write_csv(path: Path, searches: Iterable[SearchRecord]) -> None:
     """A line a search, sorted; packed with gzip, the same bytes for the same searches."""
     with (
         gzip.GzipFile(path, "wb", mtime=0) as packed,
@@ -139,13 +139,13 @@ def write_csv(path: Path, searches: Iterable[Searched]) -> None:
         lines.writerows(sorted(astuple(search) for search in searches))
 
 
-def read_csv(path: Path) -> list[Searched]:
+def read_csv(path: Path) -> list[SearchRecord]:
     """The searches that ``write_csv`` wrote."""
     with gzip.open(path, "rt", newline="") as file:
-        return [_searched(row) for row in csv.DictReader(file)]
+        return [_record(row) for row in csv.DictReader(file)]
 
 
-def cells_of(task: str, searches: Iterable[Searched]) -> tuple[list[Cell], int]:
+def cells_of(task: str, searches: Iterable[SearchRecord]) -> tuple[list[AllocationCell], int]:
     """A task's cells, and the number of seeds.
 
     Only questions that every method and width has searched with every seed are counted.
@@ -159,24 +159,27 @@ def cells_of(task: str, searches: Iterable[Searched]) -> tuple[list[Cell], int]:
         if all((*kind, seed, q) in found for kind in kinds for seed in seeds)
     ]
     cells = [
-        Cell(*kind, [found[*kind, seed, q] for seed in seeds for q in questions]) for kind in kinds
+        AllocationCell(*kind, [found[*kind, seed, q] for seed in seeds for q in questions])
+        for kind in kinds
     ]
     return cells, len(seeds)
 
 
-def _searched(line: dict[str, str]) -> Searched:
+def _record(line: dict[str, str]) -> SearchRecord:
     values: dict[str, Any] = {name: int(line[name]) if line[name] else None for name in NUMBERS}
     values |= {name: line[name] for name in WORDS}
-    return Searched(**values)
+    return SearchRecord(**values)
 
 
-def _narrower(cell: Cell, cells: Sequence[Cell]) -> Cell | None:
+def _narrower(cell: AllocationCell, cells: Sequence[AllocationCell]) -> AllocationCell | None:
     """The same method at the next smaller width."""
     less = [c for c in cells if c.method == cell.method and c.width < cell.width]
     return max(less, key=lambda other: other.width, default=None)
 
 
-def _share(method: str, cells: Sequence[Cell], yardstick: Cell | None) -> float | None:
+def _share(
+    method: str, cells: Sequence[AllocationCell], yardstick: AllocationCell | None
+) -> float | None:
     """The tokens of the method's cheapest width that reaches the yardstick, as a share of its."""
     if yardstick is None:
         return None
@@ -184,7 +187,7 @@ def _share(method: str, cells: Sequence[Cell], yardstick: Cell | None) -> float 
     return min(enough) / yardstick.tokens if enough else None
 
 
-def _kv_saved(cell: Cell, cells: Sequence[Cell]) -> float | None:
+def _kv_saved(cell: AllocationCell, cells: Sequence[AllocationCell]) -> float | None:
     """How many times less KV than ``rebase`` of that width, where both are known."""
     other = next((c for c in cells if (c.method, c.width) == (KV_YARDSTICK, cell.width)), None)
     if other is None:

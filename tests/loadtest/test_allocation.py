@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.allocation import DIALS, QUICK, items_of, searched
+from loadtest.allocation import DIALS, QUICK, items_of, records_of
 from loadtest.allocation_plot import plot
 from loadtest.allocation_rows import (
-    Cell,
-    Searched,
+    AllocationCell,
+    SearchRecord,
     cells_of,
     gains,
     holm,
@@ -28,13 +28,15 @@ from search.spec import SearchSpec
 from tests.search.scripted_engine import ScriptedEngine
 
 
-def cell(name: str, width: int, right: Sequence[int], tokens: int, kv: int | None = None) -> Cell:
+def cell(
+    name: str, width: int, right: Sequence[int], tokens: int, kv: int | None = None
+) -> AllocationCell:
     """Searches of questions, right or not, at so many tokens each."""
-    return Cell(
+    return AllocationCell(
         name,
         width,
         [
-            Searched("game24", f"q{i}", 0, name, width, r, r, 1 - r, tokens, kv)
+            SearchRecord("game24", f"q{i}", 0, name, width, r, r, 1 - r, tokens, kv)
             for i, r in enumerate(right)
         ],
     )
@@ -72,7 +74,7 @@ def test_a_width_that_hurts_is_seen() -> None:
 def test_searches_come_back_from_csv(tmp_path: Path) -> None:
     """Whole; a question that some method has not searched with every seed is not counted."""
     searches = [
-        Searched("game24", question, seed, method, 4, 1, 1, None if seed else 0, 30, None)
+        SearchRecord("game24", question, seed, method, 4, 1, 1, None if seed else 0, 30, None)
         for question in ("a, b", 'c "d"')
         for seed in (0, 1)
         for method in ("rebase", "ets")
@@ -131,7 +133,7 @@ async def test_every_method_is_a_policy_that_searches() -> None:
     item = Item("game24", "Use 4 9 10 13 to make 24.", 1)
     methods = [Method(n, SearchSpec.model_validate({**d, "width": 4})) for n, d in DIALS.items()]
     found = await compare(ScriptedEngine(), [item], methods)
-    searches = [one for results in found for one in searched([item], results, [0])]
+    searches = [one for results in found for one in records_of([item], results, [0])]
     assert [s.method for s in searches] == list(DIALS)
     assert all(s.tokens > 0 for s in searches)
     with pytest.raises(EngineError):
