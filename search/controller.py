@@ -252,11 +252,12 @@ class _SearchLoop:
     async def settled(self, plan: Round) -> bool:
         """Whether the finished trajectories have agreed, so that the round is not needed.
 
-        A policy that goes back may in the end grow any node, the root among them.
+        A policy that goes back may in the end grow any node, the root among them, and so may one
+        that starts again.
         """
         tree = self.builder.tree
         growing = {leaf.id for leaf in tree.leaves()} - set(plan.prune)
-        if isinstance(self.policy, BacktrackingPolicy):
+        if self.spec.restarts or isinstance(self.policy, BacktrackingPolicy):
             growing.add(ROOT)
         return consensus_met(tree, self.spec, await self.answers(self.until.left()), growing)
 

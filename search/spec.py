@@ -196,6 +196,21 @@ class SearchSpec(BaseModel):
         description="particle_filter: softens the odds by particles / effective sample size, ever "
         "less from level to level",
     )
+    restarts: int | None = Field(
+        default=None,
+        ge=0,
+        le=16,
+        description="rebase, ets, ets_kv, dora, adaptive: how often a tree starts again at the "
+        "root, where no step of a level is worth going on with; default: 2 for adaptive, 0 for the "
+        "others, as in their papers",
+    )
+    hopeless_below: float = Field(
+        default=0.3,
+        ge=0.0,
+        le=1.0,
+        description="restarts: the reward that a level's best step and all finished trajectories "
+        "then miss",
+    )
     chains: int | None = Field(
         default=None,
         ge=1,

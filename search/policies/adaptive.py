@@ -63,8 +63,9 @@ class Adaptive:
 
     def frontier(self, tree: Tree) -> list[Node]:
         """The tree's open leaves and the chains' steps beside and below them; before there is a
-        tree, all that is open."""
-        depth = self._depth(tree) or 0
+        tree, and as long as it may start again, all that is open."""
+        again = self.tree_search.restarts.possible(tree, self.width)
+        depth = 0 if again else self._depth(tree) or 0
         return [
             node
             for node in tree.nodes

@@ -13,6 +13,7 @@ from search.engine import EngineError
 from search.policies.floor import with_floor
 from search.policies.policy import LevelPolicy, Round, Scores, by_reward
 from search.policies.rebase import round_of
+from search.policies.restarts import NO_RESTARTS, Restarts
 from search.spec import SearchSpec
 from search.tree import ROOT, Node, Tree
 
@@ -42,13 +43,15 @@ class Dora(LevelPolicy):
     similarity_temperature: float = 0.01
     floor_levels: int = 0
     embedded: bool = True
+    restarts: Restarts = NO_RESTARTS
     scores: ClassVar[Scores] = Scores.ALL
 
     @classmethod
     def from_spec(cls, spec: SearchSpec) -> Dora:
         """The policy as the spec sets it."""
         temperatures = spec.reward_temperature, spec.similarity_temperature
-        return cls(spec.width, *temperatures, spec.floor_levels)
+        restarts = Restarts.from_spec(spec)
+        return cls(spec.width, *temperatures, spec.floor_levels, restarts=restarts)
 
     def suited_to(self, embedder: str | None) -> Dora:
         """Itself, for any embedder. Raises EngineError if there is none."""
@@ -69,6 +72,8 @@ class Dora(LevelPolicy):
     def share(self, tree: Tree, leaves: list[Node], spend: int) -> Round:
         """The leaves by their rewards and directions."""
         ranked = by_reward(leaves, "dora")
+        if (anew := self.restarts.round(tree, ranked, spend, self.width)) is not None:
+            return anew
         top = ranked[0].reward or 0.0
         weights = [
             exp(((leaf.reward or 0.0) - top) / self.temperature) * unique

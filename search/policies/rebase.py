@@ -11,6 +11,7 @@ from typing import ClassVar
 
 from search.policies.floor import with_floor
 from search.policies.policy import LevelPolicy, Round, Scores, by_reward
+from search.policies.restarts import NO_RESTARTS, Restarts
 from search.spec import SearchSpec
 from search.tree import Node, Tree
 
@@ -22,27 +23,32 @@ class Rebase(LevelPolicy):
     Leaves are served by falling reward, equal rewards by rising id, so that a remainder goes to the
     lower id. A leaf that gets no child is pruned.
 
-    Two dials are ours, and off by default. ``mass`` below 1: leaves with the same steps from the
+    Three dials are ours, and off by default. ``mass`` below 1: leaves with the same steps from the
     root are one, which weighs the power ``mass`` of how many they are times exp(R/T); its children
     are drawn at the lowest id, and leaves are served by falling weight. At 0 a step that was drawn
     often weighs no more than one that was drawn once. ``floor_levels``: down to that depth no
-    distinct leaf is given up while there is a child for it (``with_floor``).
+    distinct leaf is given up while there is a child for it (``with_floor``). ``restarts``: see
+    there.
     """
 
     width: int
     temperature: float
     mass: float = 1.0
     floor_levels: int = 0
+    restarts: Restarts = NO_RESTARTS
     scores: ClassVar[Scores] = Scores.ALL
 
     @classmethod
     def from_spec(cls, spec: SearchSpec) -> Rebase:
         """The policy as the spec sets it."""
-        return cls(spec.width, spec.reward_temperature, spec.mass, spec.floor_levels)
+        dials = spec.mass, spec.floor_levels, Restarts.from_spec(spec)
+        return cls(spec.width, spec.reward_temperature, *dials)
 
     def share(self, tree: Tree, leaves: list[Node], spend: int) -> Round:
         """The leaves by their rewards."""
         ranked = by_reward(leaves, "rebase")
+        if (anew := self.restarts.round(tree, ranked, spend, self.width)) is not None:
+            return anew
         if self.mass < 1.0:
             shares = children_by_mass(ranked, spend, self.temperature, self.mass)
         else:

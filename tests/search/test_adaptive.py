@@ -11,6 +11,7 @@ from search.events import Event, Selected
 from search.policies.adaptive import Adaptive
 from search.policies.policy import AnswerPolicy, BacktrackingPolicy, Round, frontier_of
 from search.policies.rebase import Rebase
+from search.policies.restarts import Restarts
 from search.spec import SearchSpec, StopReason
 from search.tree import ROOT, Finish
 from search.tree_json import from_json, to_json
@@ -30,7 +31,7 @@ def test_the_default_is_the_rounded_up_root() -> None:
         spec = SearchSpec(policy="adaptive", width=width)
         assert Adaptive.from_spec(spec).chains == chains
     made = Adaptive.from_spec(SearchSpec(policy="adaptive", width=3, chains=9, agreement=0.6))
-    assert made == Adaptive(3, 3, 0.6, Rebase(3, 0.2))
+    assert made == Adaptive(3, 3, 0.6, Rebase(3, 0.2, restarts=Restarts(2)))
     assert isinstance(made, BacktrackingPolicy)
     assert isinstance(made, AnswerPolicy)
 

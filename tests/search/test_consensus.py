@@ -256,13 +256,21 @@ async def test_the_search_says_why_it_stopped() -> None:
     seed=st.integers(0, 2**63 - 1),
     ending=st.integers(10, 80),
     coarse=st.integers(1, 12),
+    restarts=st.integers(0, 2),
 )
-@example(vote="best_min", width=4, seed=0, ending=15, coarse=2)  # mcts grows an old node again
+@example(vote="best_min", width=4, seed=0, ending=15, coarse=2, restarts=0)  # mcts goes back
 async def test_certain_never_changes_the_answer(
-    policy: PolicyName, vote: VoteName, width: int, seed: int, ending: int, coarse: int
+    policy: PolicyName,
+    vote: VoteName,
+    width: int,
+    seed: int,
+    ending: int,
+    coarse: int,
+    restarts: int,
 ) -> None:
     """With it the tree is a beginning of the tree without it, and the answer is the same."""
-    spec = SearchSpec(policy=policy, vote=vote, width=width, seed=seed, max_depth=6)
+    fields = {"policy": policy, "vote": vote, "width": width, "seed": seed, "max_depth": 6}
+    spec = SearchSpec.model_validate(fields | {"restarts": restarts, "hopeless_below": 0.5})
     full = await run(spec, ending, coarse)
     early = await run(spec.model_copy(update={"consensus": "certain"}), ending, coarse)
     assert early.answer == full.answer

@@ -1,0 +1,164 @@
+"""Restarts: a level that has no hope is given up, and the root drawn from again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from search.engine import Branch
+from search.policies.adaptive import Adaptive
+from search.policies.policy import Round
+from search.policies.rebase import Rebase
+from search.policies.registry import POLICIES
+from search.policies.restarts import NO_RESTARTS, Restarts
+from search.spec import PolicyName, SearchSpec
+from search.tree import ROOT
+from tests.search.scripted_engine import ScriptedEngine, grow
+from tests.search.test_width import rough
+from tests.search.trees import END, STEP, drawn, row
+
+ONCE = Restarts(1, 0.1)
+WITH_RESTARTS: tuple[PolicyName, ...] = ("rebase", "ets", "ets_kv", "dora", "adaptive")
+
+
+def rebase(width: int, restarts: Restarts) -> Rebase:
+    """At T = .2."""
+    return Rebase(width, 0.2, restarts=restarts)
+
+
+def test_a_hopeless_level_is_given_up() -> None:
+    """Rewards of .09 at most: three new first steps for the three leaves."""
+    assert rebase(3, ONCE).plan(row(0.0, 0.09, 0.0)) == Round({ROOT: 3}, (1, 2, 3))
+
+
+@pytest.mark.parametrize("best", [0.1, 0.9])
+def test_one_step_is_hope_enough(best: float) -> None:
+    """From .1 on; REBASE deals the level."""
+    plan = rebase(3, ONCE).plan(row(0.0, best, 0.0))
+    assert plan == rebase(3, Restarts()).plan(row(0.0, best, 0.0))
+
+
+def test_so_is_a_trajectory_that_has_ended() -> None:
+    """With .5: what is left of the width is dealt below the leaves. With .05: at the root."""
+    for reward, expected in ((0.5, 1), (0.05, ROOT)):
+        tree = drawn((0, "a", STEP, 0.0), (0, "b", END, reward))
+        plan = rebase(2, ONCE).plan(tree)
+        assert plan is not None
+        assert plan.expand == {expected: 1}
+
+
+def test_deeper_levels_start_again_at_the_root_too() -> None:
+    """Below a promising step nothing is; that step stays, its children do not."""
+    tree = drawn((0, "a", STEP, 0.9), (0, "b", STEP, 0.0), (1, "c", STEP, 0.0), (1, "d", STEP, 0.0))
+    tree.prune(2)
+    assert rebase(2, ONCE).plan(tree) == Round({ROOT: 2}, (3, 4))
+
+
+def test_after_the_last_restart_a_level_is_dealt_as_ever() -> None:
+    """Twice three first steps were drawn, one restart is allowed: two leaves get the level."""
+    tree = row(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+    for node in (1, 2, 3):
+        tree.prune(node)
+    assert rebase(3, ONCE).plan(tree) == Round({4: 1, 5: 1, 6: 1})
+    assert rebase(3, Restarts(2, 0.1)).plan(tree) == Round({ROOT: 3}, (4, 5, 6))
+    assert not ONCE.possible(tree, 3)
+
+
+def test_chains_stand_by_again() -> None:
+    """Of width 3 one chain, a - b, ended; x and y have no hope, nor has a: they start again, and
+    the chain's first step is a candidate beside what is new."""
+    chain = [(0, "a", STEP, 0.05), (1, "b", END, 0.0)]
+    level = drawn(*chain, (0, "x", STEP, 0.0))
+    adaptive = Adaptive(3, 1, 1.0, rebase(3, ONCE))
+    assert adaptive.plan(level) == Round({ROOT: 2}, (3,))
+    level.prune(3)
+    level.add(ROOT, (1,), "y", STEP).reward = 0.0
+    level.add(ROOT, (2,), "z", STEP).reward = 0.9
+    assert [node.id for node in adaptive.frontier(level)] == [ROOT, 1, 4, 5]
+    assert adaptive.plan(level) == Round({5: 2}, (4,))
+
+
+@pytest.mark.parametrize("policy", WITH_RESTARTS)
+async def test_what_was_not_drawn_at_first_is_found(policy: PolicyName) -> None:
+    """A first step is right from the seventh on: a width of 6 finds it by a restart alone."""
+
+    def say(branch: Branch) -> str:
+        if branch.parent == ROOT:
+            return f"{'right' if branch.child >= 6 else 'wrong'} {branch.child}\n\n"
+        return "The answer is 1."
+
+    def reward(texts: Sequence[str]) -> float:
+        return 0.9 if texts[0].startswith("right") else 0.01
+
+    spec = SearchSpec(policy=policy, width=6, seed=1, chains=1)
+    plain = await grow(ScriptedEngine(say, reward), spec.model_copy(update={"restarts": 0}))
+    again = await grow(ScriptedEngine(say, reward), spec.model_copy(update={"restarts": 1}))
+    assert "right" not in plain.text
+    assert "right" in again.text
+    assert len(again.tree.finished()) == len(plain.tree.finished()) == 6
+
+
+async def test_what_may_start_again_is_not_certain() -> None:
+    """One has ended, with .05, and the other leaf is given up for a new first step: which wins."""
+
+    def say(branch: Branch) -> str:
+        return ("The answer is 1.", "wrong\n\n", "The answer is 2.")[branch.child]
+
+    def reward(texts: Sequence[str]) -> float:
+        return {"The answer is 1.": 0.05, "The answer is 2.": 0.9}.get(texts[0], 0.04)
+
+    fields = {"policy": "rebase", "vote": "best_min", "consensus": "certain", "restarts": 1}
+    spec = SearchSpec.model_validate({**fields, "width": 2, "seed": 1})
+    assert (await grow(ScriptedEngine(say, reward), spec)).answer == "2"
+
+
+@settings(max_examples=60)
+@given(
+    policy=st.sampled_from(WITH_RESTARTS),
+    width=st.integers(1, 20),
+    restarts=st.integers(0, 4),
+    seed=st.integers(0, 2**63 - 1),
+    below=st.sampled_from([0.1, 0.5, 1.0]),
+    engine=st.builds(rough, st.integers(0, 40), st.integers(0, 50), st.integers(1, 50)),
+)
+async def test_the_width_and_the_bound_hold(
+    policy: PolicyName,
+    width: int,
+    restarts: int,
+    seed: int,
+    below: float,
+    engine: ScriptedEngine,
+) -> None:
+    """No more finish than the width, the root's children stay within the bound, no round is wider
+    than the width, nothing grows below what a hint called dead."""
+    spec = SearchSpec(
+        policy=policy,
+        width=width,
+        seed=seed,
+        max_depth=6,
+        restarts=restarts,
+        hopeless_below=below,
+    )
+    tree = (await grow(engine, spec)).tree
+    assert len(tree.finished()) <= width
+    assert len(tree[ROOT].children) <= width * (1 + restarts)
+    dead = set[int]()
+    for hint in engine.hints:
+        dead |= set(hint.dead)
+        assert not dead & set(hint.active)
+        assert not any(tree[node].parent in dead for node in hint.active)
+
+
+def test_the_defaults() -> None:
+    """``adaptive`` starts again twice below .3; the others grow their papers' trees."""
+    assert Adaptive.from_spec(SearchSpec(policy="adaptive")).tree_search.restarts == Restarts(2)
+    never = SearchSpec(policy="adaptive", restarts=0)
+    assert Adaptive.from_spec(never).tree_search.restarts == NO_RESTARTS
+    tree = row(0.0, 0.0, 0.0)
+    for name in ("rebase", "ets_kv"):
+        plan = POLICIES[name](SearchSpec(policy=name, width=3)).plan(tree)
+        assert plan is not None
+        assert ROOT not in plan.expand
