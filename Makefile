@@ -58,7 +58,7 @@ clients: $(READY)
 	$(BIN)/pytest -m clients
 
 test-sglang: $(READY) $(PLUGIN_READY)
-	$(BIN)/pytest -m "sglang and not nightly"
+	$(BIN)/pytest -m "sglang and not nightly" $(SPREAD)
 
 sglang-env: $(PLUGIN_READY)
 

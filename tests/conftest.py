@@ -23,6 +23,8 @@ LONGEST = (
     "tests/loadtest/test_scenarios.py",
     "tests/server/test_many.py",
     "tests/clients/test_clients.py",
+    "tests/runtime/sglang/test_servers.py",
+    "tests/runtime/sglang/test_shared_servers.py",
 )
 """Begun last, one of these would keep one worker busy long after the others are done."""
 
