@@ -27,7 +27,6 @@ from search.outcome import Outcome
 from search.outcome_rewards import outcome_refusal
 from search.policies.policy import (
     AnswerPolicy,
-    BacktrackingPolicy,
     EmbeddingPolicy,
     Policy,
     Round,
@@ -35,7 +34,7 @@ from search.policies.policy import (
     expansion_order_of,
     frontier_of,
 )
-from search.policies.registry import POLICIES
+from search.policies.registry import POLICIES, returns_to_root
 from search.problem import Problem
 from search.spec import SearchSpec, StopReason
 from search.stats import KvEvents, LogicalKV, Tally
@@ -252,12 +251,11 @@ class _SearchLoop:
     async def settled(self, plan: Round) -> bool:
         """Whether the finished trajectories have agreed, so that the round is not needed.
 
-        A policy that goes back may in the end grow any node, the root among them, and so may one
-        that starts again.
+        A policy that goes back may in the end grow any node, the root among them.
         """
         tree = self.builder.tree
         growing = {leaf.id for leaf in tree.leaves()} - set(plan.prune)
-        if self.spec.restarts or isinstance(self.policy, BacktrackingPolicy):
+        if returns_to_root(self.policy):
             growing.add(ROOT)
         return consensus_met(tree, self.spec, await self.answers(self.until.left()), growing)
 

@@ -12,8 +12,7 @@ from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from search.events import Answered, Event, Expanded, Finished, Scored, Started, grow
-from search.policies.policy import BacktrackingPolicy
-from search.policies.registry import POLICIES
+from search.policies.registry import POLICIES, returns_to_root
 from search.spec import SearchSpec
 from search.tree import ROOT, Node, Tree
 from server.reply_text import split_reasoning
@@ -53,8 +52,8 @@ class StablePrefix:
     """Follows a search by its events.
 
     The reply is a finished trajectory or grows from an open leaf, so it begins with what all of
-    these have in common. A policy that goes back may grow the root again: of its reply nothing is
-    certain before the end.
+    these have in common. Where the root may grow again nothing of the reply is certain before the
+    end.
     """
 
     def __init__(self, spec: SearchSpec) -> None:
@@ -62,7 +61,7 @@ class StablePrefix:
         self._trunk = ROOT
         """The last node known to be on the way to everything alive, and the text down to it."""
         self._sent = ""
-        self._goes_back = isinstance(POLICIES[spec.policy](spec), BacktrackingPolicy)
+        self._goes_back = returns_to_root(POLICIES[spec.policy](spec))
 
     def on_event(self, event: Event) -> None:
         """Take in the search's next event."""

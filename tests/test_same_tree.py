@@ -343,6 +343,7 @@ LEVELS = (
     SearchSpec(policy="rebase", width=6, seed=10, mass=0.5, floor_levels=2, vote="lineages"),
     SearchSpec(policy="dora", width=6, seed=11),
     SearchSpec(policy="adaptive", width=6, seed=12),
+    SearchSpec(policy="rebase", width=6, seed=13, restarts=2, hopeless_below=1.0),
 )
 
 

@@ -33,10 +33,14 @@ def say(branch: Branch) -> str:
 @pytest.mark.promise("What a stream has said of the reply can no longer change")
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 @settings(max_examples=15)
-@given(width=st.integers(1, 8), seed=st.integers(0, 2**32))
-async def test_what_was_certain_begins_the_reply(policy: PolicyName, width: int, seed: int) -> None:
+@given(width=st.integers(1, 8), seed=st.integers(0, 2**32), restarts=st.integers(0, 2))
+async def test_what_was_certain_begins_the_reply(
+    policy: PolicyName, width: int, seed: int, restarts: int
+) -> None:
     """Looked at before every round: it only grows, and the reply begins with it."""
-    spec = SearchSpec(policy=policy, width=width, seed=seed, max_depth=5)
+    hopes = {"restarts": restarts, "hopeless_below": 0.9}
+    fields = {"policy": policy, "width": width, "seed": seed, "max_depth": 5, **hopes}
+    spec = SearchSpec.model_validate(fields)
     prefix = StablePrefix(spec)
     seen = [""]
 
