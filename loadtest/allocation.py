@@ -39,6 +39,7 @@ DIALS: Mapping[str, Mapping[str, Any]] = {
     "rebase mass .5": {"policy": "rebase", "mass": 0.5},
     "rebase mass .5 floor 3": {"policy": "rebase", "mass": 0.5, "floor_levels": 3},
     "rebase floor 3": {"policy": "rebase", "floor_levels": 3},
+    "rebase restarts": {"policy": "rebase", "restarts": 2},
     "beam": {"policy": "beam"},
     "ets": {"policy": "ets"},
     "dora": {"policy": "dora"},
@@ -52,6 +53,7 @@ DIALS: Mapping[str, Mapping[str, Any]] = {
         "max_depth": 14,
     },
     "adaptive": {"policy": "adaptive"},
+    "adaptive without restarts": {"policy": "adaptive", "restarts": 0},
     "adaptive .75": {"policy": "adaptive", "agreement": 0.75},
     "adaptive floor 3": {"policy": "adaptive", "floor_levels": 3},
 }
