@@ -39,7 +39,7 @@ DIALS: Mapping[str, Mapping[str, Any]] = {
     "rebase mass .5": {"policy": "rebase", "mass": 0.5},
     "rebase mass .5 floor 3": {"policy": "rebase", "mass": 0.5, "floor_levels": 3},
     "rebase floor 3": {"policy": "rebase", "floor_levels": 3},
-    "rebase restarts": {"policy": "rebase", "restarts": 2},
+    "rebase restarts": {"policy": "rebase", "restarts": 4},
     "beam": {"policy": "beam"},
     "ets": {"policy": "ets"},
     "dora": {"policy": "dora"},
