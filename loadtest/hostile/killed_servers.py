@@ -26,8 +26,8 @@ from runtime.sglang.launched_server import LaunchedServer
 from runtime.text import Text
 
 TASK = "game24"
-PATIENCE = 900.0
-"""Seconds for a search, servers' starts included."""
+PATIENCE = 3600.0
+"""Seconds for a search, fifteen starts of servers on a slow machine included."""
 PAUSE = 3.0
 """Seconds at most from a server's start to its next kill."""
 
