@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from search.engine import Branch
+from search.events import Event, Selected
 from search.policies.adaptive import Adaptive
 from search.policies.policy import Round
 from search.policies.rebase import Rebase
@@ -142,7 +144,13 @@ async def test_the_width_and_the_bound_hold(
         restarts=restarts,
         hopeless_below=below,
     )
-    tree = (await grow(engine, spec)).tree
+    events: list[Event] = []
+    tree = (await grow(engine, spec, listen=events.append)).tree
+    rounds = Counter[int]()
+    for event in events:
+        if isinstance(event, Selected):
+            rounds[event.round] += event.children
+    assert max(rounds.values()) <= width
     assert len(tree.finished()) <= width
     assert len(tree[ROOT].children) <= width * (1 + restarts)
     dead = set[int]()
