@@ -254,12 +254,15 @@ async def test_a_search_outlives_its_only_server(who: str) -> None:
     async with stubs() as servers:
         undisturbed = await servers.grown("calm")
         victim, growing = servers.victim(who), asyncio.create_task(servers.grown("oak"))
-        for _ in range(3):
+        fleets = servers.engine._policy, servers.engine._rewards
+        kills = 0
+        while kills < 3 or sum(fleet.sent_again for fleet in fleets) == 0:  # one amid a request
             seen = victim.asked
             while victim.asked == seen:
+                assert not growing.done()
                 await asyncio.sleep(0.001)
             await victim.kill()
-            fleets = servers.engine._policy, servers.engine._rewards
+            kills += 1
             while sum(fleet.waiting for fleet in fleets) == 0:
                 await asyncio.sleep(0.001)
             await victim.start()
