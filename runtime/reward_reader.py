@@ -242,11 +242,10 @@ def _layer(
 
 def outputs_misfit(outputs: int, form: RewardFormat) -> str | None:
     """What is wrong with the number of a head's outputs; None where it fits."""
-    least = 1 if form.reads == "value" else max(2, form.label + 1)
-    if outputs == least or (outputs > least > 1):
-        return None
-    needed = "exactly one is" if least == 1 else f"at least {least} are"
-    return f"{outputs} outputs; {needed} needed"
+    if form.reads == "value":
+        return None if outputs == 1 else f"{outputs} outputs; exactly one is needed"
+    least = max(2, form.label + 1)
+    return None if outputs >= least else f"{outputs} outputs; at least {least} are needed"
 
 
 def outputs_reward(outputs: Sequence[float] | Matrix, form: RewardFormat) -> float:

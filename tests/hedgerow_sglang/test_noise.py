@@ -5,7 +5,7 @@ import struct
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from hedgerow_sglang.noise import Scratch, blocks, gumbel, hashes, hashes_of
@@ -141,6 +141,7 @@ def test_a_tokens_own_hash_is_that_of_its_column():
 
 
 @given(st.integers(0, 50), st.integers(1, 500), st.integers(1, 2000))
+@example(5, 1, 2)
 def test_blocks_are_all_rows_in_turn(rows: int, vocab: int, size: int) -> None:
     """None is larger than it may be but a row alone, and all but the last are as large as that."""
     parts = list(blocks(rows, vocab, size))

@@ -15,9 +15,19 @@ from runtime.reward_format import (
     REWARD_FORMATS,
     RewardFormat,
     fill_template,
+    format_read_here,
     reward_format,
 )
-from runtime.reward_reader import Head, Mean, PolicyIds, Reader, Softmax, overhead_of, paths_of
+from runtime.reward_reader import (
+    Head,
+    Mean,
+    PolicyIds,
+    Reader,
+    Softmax,
+    outputs_misfit,
+    overhead_of,
+    paths_of,
+)
 from runtime.reward_texts import OwnIds
 from runtime.text import Text
 from runtime.whole_reply import WholeReply
@@ -175,6 +185,25 @@ def test_heads_by_hand() -> None:
         assert Head((shares,), form).reward(row) == pytest.approx(share, abs=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("name", "label", "outputs", "misfit"),
+    [
+        ("skywork", 0, 1, None),
+        ("skywork", 0, 2, "2 outputs; exactly one is needed"),
+        ("qwen2.5-math-prm", 0, 1, "1 outputs; at least 2 are needed"),
+        ("qwen2.5-math-prm", 1, 2, None),
+        ("qwen2.5-math-prm", 1, 3, None),
+        ("qwen2.5-math-prm", 2, 2, "2 outputs; at least 3 are needed"),
+    ],
+)
+def test_how_many_outputs_a_head_has(
+    name: str, label: int, outputs: int, misfit: str | None
+) -> None:
+    """A value is alone; of classes there are two at least, and the one that is read."""
+    form = REWARD_FORMATS[name].model_copy(update={"label": label})
+    assert outputs_misfit(outputs, form) == misfit
+
+
 def test_an_outcome_model_reads_whole_replies_with_a_scaled_head(tmp_path: Path) -> None:
     """What the format says is handed on: how replies are spelt, and what scores are divided by."""
     text = Text(make_outcome_model(tmp_path / "outcome"))
@@ -245,6 +274,7 @@ def test_unknown_formats_are_refused_with_what_there_is() -> None:
     """The error names the field, the value and the formats."""
     with pytest.raises(ValueError, match="reward_format: 'oracle'; one of math-shepherd, "):
         reward_format("oracle")
+    assert format_read_here("rlhflow") is reward_format("rlhflow")
     assert not reward_format("none").needs_model
     assert not reward_format("generative").needs_model
     assert all(name == form.name for name, form in REWARD_FORMATS.items())

@@ -11,6 +11,7 @@ from search.outcome import Outcome
 from search.policies.registry import POLICIES
 from search.spec import SearchSpec, StopReason
 from search.stats import path_length
+from search.stop import may_end_early
 from search.tree import ROOT, Finish
 from tests.search.scripted_engine import ScriptedEngine, grow
 
@@ -29,6 +30,21 @@ def chain(steps: int) -> ScriptedEngine:
         return "The answer is 1." if done == steps else f"s{done}\n\n"
 
     return ScriptedEngine(say=say)
+
+
+@pytest.mark.parametrize(
+    ("dials", "early"),
+    [
+        ({}, False),
+        ({"max_tokens": 100}, True),
+        ({"max_kv_tokens": 100}, True),
+        ({"deadline_ms": 100}, True),
+        ({"consensus": "certain"}, True),
+    ],
+)
+def test_what_may_end_a_search_early(dials: dict[str, object], *, early: bool) -> None:
+    """Each budget, deadline and consensus; without any the policy alone."""
+    assert may_end_early(SearchSpec.model_validate(dials)) is early
 
 
 async def test_answered() -> None:
