@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from loadtest.hostile.killed_servers import (
+    PATIENCE,
     RealVictim,
     StreamEnd,
     StubVictim,
@@ -73,6 +74,8 @@ def serving(policy: Victim, reward: Victim) -> Served:
         policy_urls=policy.url,
         reward_urls=reward.url,
         stall_seconds=STALL_SECONDS,
+        deadline_seconds=PATIENCE,
+        recovery_seconds=PATIENCE,
     )
 
 
