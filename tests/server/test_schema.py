@@ -56,7 +56,7 @@ CHECKS = (
 UNTOLD = (
     *("on this server", "goes with votes that count", "the body may have at most"),
     *("as many questions as replies", "token ids are from", "one at a time is searched for"),
-    *("cannot be compiled", "leave it out with"),
+    *("cannot be compiled", "leave it out with", "by this server"),
     *("this model's chat template", "there are no tools to call", "one of the tools"),
     *("each name is there once", "the assistant's messages have them", "as JSON text"),
 )
