@@ -402,10 +402,9 @@ def test_a_head_with_the_wrong_outputs_is_refused(policy: Path, tmp_path: Path) 
     """Two classes read as a value, one value read as classes: both are said, by the last layer."""
     file = tmp_path / "odd.json"
     file.write_text(json.dumps({"extends": "skywork", "reads": "classes"}))
-    (tmp_path / "one").mkdir()
     with pytest.raises(RewardMissing, match=r"summary .* has 1 outputs; at least 2 are needed"):
-        load_scorer(options(policy, CASES["skywork"].make(tmp_path / "one"), str(file)))
-    prm = make_qwen(tmp_path / "prm")
+        load_scorer(options(policy, CASES["skywork"].make(tmp_path), str(file)))
+    prm = make_qwen(tmp_path / "two")
     file.write_text(json.dumps({"extends": "qwen2.5-math-prm", "reads": "value"}))
     with pytest.raises(RewardMissing, match=r"score\.2 .* has 2 outputs; exactly one is needed"):
         load_scorer(options(policy, prm, str(file)))
