@@ -155,9 +155,10 @@ async def streamed(
 
 
 async def _one(http: httpx.AsyncClient, number: int, deadline: float) -> StreamEnd:
-    end, begun, heard = StreamEnd(number), time.monotonic(), 0
+    end, body, heard = StreamEnd(number), asked(number, deadline), 0
+    begun = time.monotonic()
     try:
-        async with aconnect_sse(http, "POST", "/v1/search", json=asked(number, deadline)) as stream:
+        async with aconnect_sse(http, "POST", "/v1/search", json=body) as stream:
             if stream.response.is_error:
                 await stream.response.aread()
                 end.error = str(stream.response.json()["error"]["code"])
