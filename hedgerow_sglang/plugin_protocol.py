@@ -36,10 +36,10 @@ its children's. A note that is wrong is refused with status 400 and a message na
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from functools import lru_cache
-from typing import Any
+from collections.abc import Callable, Mapping
+from functools import lru_cache, partial
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 NAME = "hedgerow"
 """The note's key, and the plug-in's in ``/server_info``."""
@@ -71,17 +71,15 @@ _MOST = 1 << 31
 _MOST_ID = 1 << 20
 _SHORT = 512
 """Letters of a note without a hint, which each process of SGLang reads twice."""
-_FIELDS = frozenset(
-    {"tree", "prompt", "node", "parent", "turn", "values", "active", "dead", "outlook", "over"}
-)
+_NEEDED: Mapping[str, Any] = {"tree": None, "prompt": None}
+"""What a note without them says there."""
 
 
 class NoteError(ValueError):
     """A note is wrong; the message names the field, its value and what is allowed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Note:
+class Note(NamedTuple):
     """What a request says of its search; fields as above. ``prompt`` is its length in tokens."""
 
     tree: str
@@ -89,7 +87,7 @@ class Note:
     node: int | None = None
     parent: int | None = None
     turn: int = 0
-    values: Mapping[int, float] = field(default_factory=dict)
+    values: Mapping[int, float] = MappingProxyType({})
     active: tuple[int, ...] = ()
     dead: tuple[int, ...] = ()
     outlook: tuple[int, ...] = ()
@@ -132,25 +130,19 @@ def _parse(text: str) -> Note:
         raise NoteError(f"{NAME}: not JSON") from None
     if not isinstance(fields, dict):
         raise NoteError(f"{NAME}: {type(fields).__name__}; an object is needed")
-    unknown = sorted(set(fields) - _FIELDS)
+    unknown = fields.keys() - _READERS.keys()
     if unknown:
-        raise NoteError(f"{unknown[0]}: unknown; one of {', '.join(sorted(_FIELDS))} is allowed")
-    step = {name: _id(name, fields[name]) for name in ("node", "parent") if name in fields}
-    if len(step) == 1:
-        raise NoteError(f"{next(iter(step))}: alone; node and parent go together")
-    if step and not step["parent"] < step["node"]:
-        raise NoteError(f"node: {step['node']}; an id above its parent's {step['parent']}")
-    return Note(
-        tree=_name("tree", fields.get("tree")),
-        prompt=_whole("prompt", fields.get("prompt"), 1),
-        **step,
-        turn=_whole("turn", fields.get("turn", 0), 0),
-        values=_values(fields.get("values", {})),
-        active=_ids("active", fields),
-        dead=_ids("dead", fields),
-        outlook=_ids("outlook", fields),
-        over=tuple(_name("over", tree) for tree in _list("over", fields.get("over", []))),
-    )
+        raise NoteError(f"{min(unknown)}: unknown; one of {', '.join(sorted(_READERS))} is allowed")
+    told = _NEEDED | fields
+    said = {name: _READERS[name](name, value) for name, value in told.items()}
+    node, parent = said.get("node"), said.get("parent")
+    if (node is None) != (parent is None):
+        raise NoteError(
+            f"{'node' if parent is None else 'parent'}: alone; node and parent go together"
+        )
+    if node is not None and not parent < node:
+        raise NoteError(f"node: {node}; an id above its parent's {parent}")
+    return Note(**said)
 
 
 _parse_short = lru_cache(maxsize=1 << 13)(_parse)
@@ -176,7 +168,7 @@ def plugin_counts(server_info: Mapping[str, Any]) -> dict[str, int] | None:
     return total | {name: min(int(state.get(name, 0)) for state in counts) for name in ABLE}
 
 
-def _whole(name: str, value: object, least: int) -> int:
+def _whole(name: str, value: object, least: int = 0) -> int:
     if type(value) is not int or not least <= value < _MOST:
         raise NoteError(f"{name}: {value!r}; a whole number from {least} on is needed")
     return value
@@ -188,8 +180,8 @@ def _id(name: str, value: object) -> int:
     return value
 
 
-def _ids(name: str, fields: Mapping[str, Any]) -> tuple[int, ...]:
-    return tuple(_id(name, node) for node in _list(name, fields.get(name, [])))
+def _ids(name: str, value: object) -> tuple[int, ...]:
+    return tuple(_id(name, node) for node in _list(name, value))
 
 
 def _name(name: str, value: object) -> str:
@@ -198,21 +190,39 @@ def _name(name: str, value: object) -> str:
     return value
 
 
+def _names(name: str, value: object) -> tuple[str, ...]:
+    return tuple(_name(name, tree) for tree in _list(name, value))
+
+
 def _list(name: str, value: object) -> list[Any]:
     if not isinstance(value, list):
         raise NoteError(f"{name}: {value!r}; a list is needed")
     return value
 
 
-def _values(fields: object) -> dict[int, float]:
-    if not isinstance(fields, dict):
-        raise NoteError(f"values: {fields!r}; an object of rewards by node is needed")
+def _values(name: str, value: object) -> dict[int, float]:
+    if not isinstance(value, dict):
+        raise NoteError(f"{name}: {value!r}; an object of rewards by node is needed")
     values = {}
-    for key, value in fields.items():
-        if type(value) not in (int, float) or not 0 <= value <= 1:
-            raise NoteError(f"values: {value!r} of node {key}; from 0 to 1 is needed")
-        values[_id("values", int(key) if key.isdecimal() and len(key) < 10 else key)] = float(value)
+    for key, reward in value.items():
+        if type(reward) not in (int, float) or not 0 <= reward <= 1:
+            raise NoteError(f"{name}: {reward!r} of node {key}; from 0 to 1 is needed")
+        values[_id(name, int(key) if key.isdecimal() and len(key) < 10 else key)] = float(reward)
     return values
+
+
+_READERS: Mapping[str, Callable[[str, object], Any]] = {
+    "tree": _name,
+    "prompt": partial(_whole, least=1),
+    "node": _id,
+    "parent": _id,
+    "turn": _whole,
+    "values": _values,
+    "active": _ids,
+    "dead": _ids,
+    "outlook": _ids,
+    "over": _names,
+}
 
 
 def output_param(start: int) -> dict[str, int]:
