@@ -133,8 +133,7 @@ def _parse(text: str) -> Note:
     unknown = fields.keys() - _READERS.keys()
     if unknown:
         raise NoteError(f"{min(unknown)}: unknown; one of {', '.join(sorted(_READERS))} is allowed")
-    told = _NEEDED | fields
-    said = {name: _READERS[name](name, value) for name, value in told.items()}
+    said = {name: _READERS[name](name, value) for name, value in {**_NEEDED, **fields}.items()}
     node, parent = said.get("node"), said.get("parent")
     if (node is None) != (parent is None):
         raise NoteError(

@@ -197,7 +197,7 @@ class _SearchLoop:
         The tree is whole: an engine that is lost now costs no answer.
         """
         try:
-            return await within(self.until.closing(), self.engine.release(self.tree_id))
+            return await within(self.until.releasing(), self.engine.release(self.tree_id))
         except (EngineError, TooLate):
             return None
 

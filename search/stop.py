@@ -126,7 +126,10 @@ def _best_score(tree: Tree, spec: SearchSpec, rule: VoteName, growing: Iterable[
 Same = Callable[[str, str], bool]
 """Whether two answers that are spelled differently are equal."""
 CLOSING_SECONDS = 0.1
-"""After the deadline, for the engine to say what a tree cost, and for answers to be compared."""
+"""After the deadline, for answers to be compared, and for an engine to take in an abort."""
+RELEASE_SECONDS = 0.05
+"""After the deadline, for the engine to say what a tree cost: an engine that stands still says
+nothing, and the reply waits for it."""
 
 
 class TooLate(Exception):
@@ -148,6 +151,10 @@ class Deadline:
         """Seconds until nothing is waited for any more, but at most so many."""
         bounds = (self.left(CLOSING_SECONDS), most)
         return min((bound for bound in bounds if bound is not None), default=None)
+
+    def releasing(self) -> float | None:
+        """Seconds until the engine's word of what a tree cost is waited for no more."""
+        return self.left(RELEASE_SECONDS)
 
     def check(self) -> None:
         """Raises TooLate from the deadline on."""

@@ -73,7 +73,7 @@ async def complete(
     try:
         reply = await _chain(wanted, limit, until, engine, tree_id, on_text)
         with suppress(EngineError, TooLate):  # the reply is whole
-            await within(until.closing(), engine.release(tree_id))
+            await within(until.releasing(), engine.release(tree_id))
         return reply
     except BaseException:
         with suppress(EngineError, TooLate):

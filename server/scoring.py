@@ -123,7 +123,7 @@ async def score_replies(
     except BaseException:
         await _let_go(trees.values(), engine.abort, until.closing(ABORT_SECONDS))
         raise
-    await _let_go(trees.values(), engine.release, until.closing())
+    await _let_go(trees.values(), engine.release, until.releasing())
     return [one.rewards for one in scored]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from search.stop import CLOSING_SECONDS, Deadline, TooLate
+from search.stop import CLOSING_SECONDS, RELEASE_SECONDS, Deadline, TooLate
 
 
 def deadline(now: float, at: float | None) -> Deadline:
@@ -33,6 +33,13 @@ def test_closing_takes_little_longer_than_the_deadline() -> None:
     ]
     assert [after.closing(most) for most in (None, 9.0)] == [CLOSING_SECONDS] * 2
     assert [deadline(10.0, at=None).closing(most) for most in (None, 9.0)] == [None, 9.0]
+
+
+def test_an_engine_that_stands_still_is_waited_for_a_moment_only() -> None:
+    """For what the tree cost: not for as long as answers are compared."""
+    assert deadline(10.0, at=12.5).releasing() == 2.5 + RELEASE_SECONDS
+    assert deadline(13.0, at=12.5).releasing() == RELEASE_SECONDS < CLOSING_SECONDS
+    assert deadline(10.0, at=None).releasing() is None
 
 
 def test_from_its_deadline_on_a_search_is_too_late() -> None:
