@@ -14,6 +14,7 @@ from __future__ import annotations
 import heapq
 import time
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -96,6 +97,30 @@ class SearchCache(RadixCache):
         self.evicted_tokens += freed
         self.update_eviction_metrics(freed, start)
         return EvictResult(num_tokens_evicted=freed)
+
+    def dfs_weight_order(self, node_handles: Sequence[Any]) -> list[int]:
+        """SGLang's ``dfs-weight`` order of the requests that wait, found on their own paths alone;
+        SGLang looks at all that is cached, once a pass."""
+        asked: dict[Any, list[int]] = {}
+        for index, node in enumerate(node_handles):
+            asked.setdefault(node, []).append(index)
+        weights = Counter[Any]()
+        for last, indices in asked.items():
+            node = last
+            while node is not None:
+                weights[node] += len(indices)
+                node = node.parent
+        order: list[int] = []
+        stack = [(self.root_node, False)]
+        while stack:
+            node, done = stack.pop()
+            if done:
+                order += asked.get(node, ())
+                continue
+            read = [child for child in node.children.values() if child in weights]
+            read.sort(key=lambda child: -weights[child])
+            stack += [(node, True), *((child, False) for child in reversed(read))]
+        return order
 
     def _waiting(self) -> list[Note]:
         """The notes of requests that wait, the next one first."""

@@ -245,6 +245,17 @@ def as_if_looked_at_anew(cache: SearchCache, seed: int) -> int:
     return nodes
 
 
+def the_queue_is_in_sglangs_order(seed: int) -> int:
+    """Requests at random nodes, several at some: ties and all. Older versions do not ask the cache
+    for it."""
+    trees = random_trees(seed)
+    nodes = [trees.cache.root_node, *trees.cache._nodes()]
+    asked = [trees.chance.choice(nodes) for _ in range(trees.chance.randint(0, 40))]
+    if (order := getattr(super(SearchCache, trees.cache), "dfs_weight_order", None)) is not None:
+        assert trees.cache.dfs_weight_order(asked) == order(asked), (seed, asked)
+    return len(asked)
+
+
 def what_another_search_holds_stays() -> int:
     """Two searches with the same prompt and a step in common; then one is over, then the other."""
     trees = CachedTrees(empty_cache(), random.Random(0))
@@ -304,6 +315,7 @@ def main(seeds: int) -> None:
         "paged": sum(pages_go_whole(seed) for seed in range(seeds)),
         "kept_up": sum(what_is_held_is_kept_up(seed) for seed in range(seeds)),
         "dropped": sum(a_pruned_subtree_goes_at_once(seed) for seed in range(seeds)),
+        "queued": sum(the_queue_is_in_sglangs_order(seed) for seed in range(seeds)),
         "shared": what_another_search_holds_stays(),
         "locked": what_is_read_now_stays(),
         "aged": what_nobody_holds_goes_by_age(),
