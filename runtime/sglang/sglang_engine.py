@@ -41,6 +41,8 @@ log = logging.getLogger(__name__)
 
 Scorer = PrmScorer | PolicyJudge[SearchSession] | LikelihoodScorer[SearchSession]
 WATCH_SECONDS = 1.0
+LOOKS_AT_KV = 5
+"""Looks of which one is at KV, too: a scheduler takes 7 ms and more between two batches to say."""
 """Between looks at servers that are up."""
 FAREWELL_SECONDS = 0.1
 """For servers to hear that a search is over, which may come later."""
@@ -245,11 +247,11 @@ class SglangEngine:
     async def _watch(self) -> None:
         """Look at the servers now and then, so that one that stands still is noticed whoever asks;
         while searches are in flight, at their KV too, whose peak nobody else keeps."""
-        while True:
+        for look in count():
             await asyncio.sleep(WATCH_SECONDS)
             with suppress(EngineError):
                 await self.health()
-            if self._searches:
+            if self._searches and look % LOOKS_AT_KV == 0:
                 with suppress(EngineError):
                     await self.usage()
 
