@@ -77,16 +77,15 @@ class GrammarMask:
         return allowed
 
     def _at(self, output: Ids, seed: int) -> LLMatcher | None:
-        """What has been given these ids; None where they do not fit."""
+        """What has been given these ids; None where they do not fit.
+
+        A place that is not on the way there is left, never rolled back to where they part:
+        llguidance 1.9.1 then allows other tokens than it would.
+        """
         place = self._places.get(seed)
-        if place is None:
+        if place is None or not np.array_equal(place.ids, output[: len(place.ids)]):
             place = _Place(self._start.deep_copy(), output[:0])
-        same = min(len(place.ids), len(output))
-        differ = np.flatnonzero(place.ids[:same] != output[:same])
-        same = int(differ[0]) if len(differ) else same
-        if not place.matcher.rollback(len(place.ids) - same):
-            return self._anew(output, seed)
-        return self._go_on(place.matcher, output, same, seed) or (
+        return self._go_on(place.matcher, output, len(place.ids), seed) or (
             self._anew(output, seed) if place.matcher.is_error() else None
         )
 

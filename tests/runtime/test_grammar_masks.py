@@ -117,6 +117,23 @@ def test_what_ends_by_itself_fits_the_schema(
         jsonschema_rs.validate(schema, reply)
 
 
+def test_a_reply_that_was_left_changes_no_other() -> None:
+    """Of a list of lists one reply closes the first list; another of the same seed has a comma
+    there and needs the next list. llguidance 1.9.1, rolled back to where they part, would let it
+    end."""
+    lists = {"type": "array", "items": {"type": "boolean"}, "maxItems": 3}
+    text = json.dumps({"type": "array", "items": lists, "maxItems": 3})
+    left, taken = TEXT.encode("[\n[\n]\n ]"), TEXT.encode("[\n[],\n ")
+    mask, fresh = (GrammarMask(schemas(), text, TEXT.eos) for _ in range(2))
+    for end in range(len(left) + 1):
+        mask.apply(np.array(left[:end], dtype=np.int64), 1, np.zeros(TEXT.vocab_size))
+    said, expected = np.zeros(TEXT.vocab_size), np.zeros(TEXT.vocab_size)
+    mask.apply(np.array(taken, dtype=np.int64), 1, said)
+    fresh.apply(np.array(taken, dtype=np.int64), 1, expected)
+    assert said.tolist() == expected.tolist()
+    assert said[TEXT.encode("[")].tolist() == [0.0]
+
+
 @given(schema=SCHEMAS, model=st.integers(0, 1000), data=st.data())
 def test_the_mask_follows_from_the_reply_alone(
     schema: dict[str, Any], model: int, data: st.DataObject
