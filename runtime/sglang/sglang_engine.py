@@ -41,9 +41,9 @@ log = logging.getLogger(__name__)
 
 Scorer = PrmScorer | PolicyJudge[SearchSession] | LikelihoodScorer[SearchSession]
 WATCH_SECONDS = 1.0
+"""Between looks at servers that are up."""
 LOOKS_AT_KV = 5
 """Looks of which one is at KV, too: a scheduler takes 7 ms and more between two batches to say."""
-"""Between looks at servers that are up."""
 FAREWELL_SECONDS = 0.1
 """For servers to hear that a search is over, which may come later."""
 DRAWS = ("/generate", {"input_ids": [0], "sampling_params": {"max_new_tokens": 1}})
