@@ -15,13 +15,12 @@ import torch
 from hedgerow_sglang.plugin_protocol import OUTPUT
 
 
-def count_past_output(original: Callable[..., Any], cls: type, batch: Any, *args: Any) -> Any:
-    """Around ``SamplingBatchInfo.from_schedule_batch``: its penalizers begin with what was drawn
+def count_past_output(info: Any, _: type, batch: Any, *__: Any) -> None:
+    """After ``SamplingBatchInfo.from_schedule_batch``: its penalizers begin with what was drawn
     before."""
-    info = original(cls, batch, *args)
     penalizers = info.penalizer_orchestrator
     if penalizers is None or not penalizers.is_required:
-        return info
+        return
     by_name = {type(one).__name__: one for one in penalizers.penalizers.values()}
     penalizers.penalizers = {type(by_name[name]): by_name[name] for name in _COUNTS}
     for row, request in enumerate(batch.reqs):
@@ -32,7 +31,6 @@ def count_past_output(original: Callable[..., Any], cls: type, batch: Any, *args
             for name, one in by_name.items():
                 if one.is_prepared():
                     _COUNTS[name](one, row, path, start, drawn)
-    return info
 
 
 def _count_tokens(penalizer: Any, row: int, path: Sequence[int], start: int, drawn: int) -> None:

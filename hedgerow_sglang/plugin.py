@@ -51,8 +51,8 @@ def register() -> None:
     HookRegistry.register(f"{_SCHEDULER}.handle_generate_request", deliver_note, HookType.BEFORE)
     HookRegistry.register(f"{_SCHEDULER}.get_internal_state", report_counts, HookType.AFTER)
     HookRegistry.register(_DECODE, next_seeds, HookType.BEFORE)
-    HookRegistry.register(_BATCH, seeded_batch, HookType.AROUND)
-    HookRegistry.register(_BATCH, count_past_output, HookType.AROUND)
+    HookRegistry.register(_BATCH, seeded_batch, HookType.AFTER)
+    HookRegistry.register(_BATCH, count_past_output, HookType.AFTER)
     HookRegistry.register(_SAMPLER, sampler_of(version), HookType.AROUND)
 
 

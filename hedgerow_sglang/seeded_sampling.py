@@ -8,7 +8,6 @@ engine's sampler in another process. What differs is the model's arithmetic alon
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -26,17 +25,15 @@ _LEAST = torch.finfo(torch.float64).min
 _MOST_LOG = -(2.0**-32)
 
 
-def seeded_batch(original: Callable[..., Any], cls: type, batch: Any, *args: Any) -> Any:
-    """Around ``SamplingBatchInfo.from_schedule_batch``: every row has a seed.
+def seeded_batch(info: Any, _: type, batch: Any, *__: Any) -> None:
+    """After ``SamplingBatchInfo.from_schedule_batch``: every row has a seed.
 
     Batches are merged, and both sides need one. A request that names none gets one from its id:
     SGLang draws ids at random, and every rank of a server knows the same.
     """
-    info = original(cls, batch, *args)
     if info.sampling_seed is None:
         seeds = [_seed_of(request) for request in batch.reqs]
         info.sampling_seed = torch.tensor(seeds, dtype=torch.int64).to(info.device)
-    return info
 
 
 def sample(probs: Tensor, info: Any, positions: Tensor) -> Tensor:

@@ -71,7 +71,7 @@ def begun(*requests: Any) -> Any:
     own = SimpleNamespace(is_required=True, penalizers={type(one): one for one in made})
     info = SimpleNamespace(penalizer_orchestrator=own)
     batch = SimpleNamespace(reqs=requests)
-    assert count_past_output(lambda cls, batch: info, object, batch) is info
+    count_past_output(info, object, batch)
     return own.penalizers
 
 
