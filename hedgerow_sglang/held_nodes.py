@@ -14,6 +14,9 @@ from typing import Any
 Block = tuple[str, int]
 """A search's tree and the node of a step."""
 
+Place = tuple[Any, int]
+"""A node of the radix tree and how many tokens lead to its end."""
+
 
 class HeldNodes:
     """Blocks by nodes, and nodes by blocks."""
@@ -23,10 +26,11 @@ class HeldNodes:
         self._nodes: dict[Block, dict[int, Any]] = {}
         self._beyond: defaultdict[int, dict[Hashable, set[Block]]] = defaultdict(dict)
         self._where: dict[Block, tuple[int, Hashable]] = {}
+        self._ends: dict[Block, Place] = {}
 
     def clear(self) -> None:
         """Nothing is cached any more."""
-        for table in (self._holders, self._nodes, self._beyond, self._where):
+        for table in (self._holders, self._nodes, self._beyond, self._where, self._ends):
             table.clear()
 
     def holders(self, node: Any) -> Collection[Block]:
@@ -42,10 +46,18 @@ class HeldNodes:
         self._holders.setdefault(node.id, set()).add(block)
         self._nodes.setdefault(block, {})[node.id] = node
 
-    def ends_at(self, block: Block, node: Any, key: Hashable) -> None:
-        """What is cached of the block's path ends with this node; ``key``: of the next child."""
-        self._beyond[node.id].setdefault(key, set()).add(block)
-        self._where[block] = node.id, key
+    def end(self, block: Block) -> Place | None:
+        """Where what is cached of a block's path ends."""
+        return self._ends.get(block)
+
+    def ends_at(self, block: Block, place: Place, key: Hashable | None) -> None:
+        """What is cached of the block's path ends here; ``key``: of the child that would go on, if
+        that is not all."""
+        self._ends[block] = place
+        if key is not None:
+            at = place[0].id
+            self._beyond[at].setdefault(key, set()).add(block)
+            self._where[block] = at, key
 
     def go_on(self, node: Any, key: Hashable) -> set[Block]:
         """The blocks whose paths ended with this node before a child of that key: there is one."""
@@ -68,18 +80,20 @@ class HeldNodes:
         for block in self._holders.get(lower.id, ()):
             self.hold(block, upper)
 
-    def remove(self, leaf: Any, key: Hashable) -> None:
-        """A leaf goes; ``key``: as its parent's child."""
+    def remove(self, leaf: Any, key: Hashable, tokens: int) -> None:
+        """A leaf of so many tokens goes; ``key``: as its parent's child."""
         gone = self._holders.pop(leaf.id, set())
         for block in gone:
             del self._nodes[block][leaf.id]
         for blocks in self._beyond.pop(leaf.id, {}).values():
             gone |= blocks
         for block in gone:
-            self.ends_at(block, leaf.parent, key)
+            _, at = self._ends[block]
+            self.ends_at(block, (leaf.parent, at - tokens), key)
 
     def let_go(self, block: Block) -> list[Any]:
         """A block is no more; the nodes that it held."""
+        self._ends.pop(block, None)
         nodes = list(self._nodes.pop(block, {}).values())
         for node in nodes:
             holders = self._holders[node.id]

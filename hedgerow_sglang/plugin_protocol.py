@@ -120,7 +120,7 @@ def parse_note(text: object) -> Note:
     """The note that a request brought. Raises NoteError."""
     if not isinstance(text, str):
         raise NoteError(f"{NAME}: {type(text).__name__}; a string of JSON is needed")
-    return _parse_short(text) if len(text) <= _SHORT else _parse(text)
+    return _parse_short(text) if len(text) <= _SHORT else _parse_long(text)
 
 
 def _parse(text: str) -> Note:
@@ -145,6 +145,7 @@ def _parse(text: str) -> Note:
 
 
 _parse_short = lru_cache(maxsize=1 << 13)(_parse)
+_parse_long = lru_cache(maxsize=16)(_parse)
 
 
 def plugin_counts(server_info: Mapping[str, Any]) -> dict[str, int] | None:

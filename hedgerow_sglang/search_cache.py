@@ -14,8 +14,8 @@ from __future__ import annotations
 import heapq
 import time
 from array import array
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from sglang.srt.mem_cache.base_prefix_cache import (  # pyright: ignore[reportMissingImports]
@@ -27,16 +27,15 @@ from sglang.srt.mem_cache.radix_cache import (  # pyright: ignore[reportMissingI
     RadixKey,
 )
 
-from hedgerow_sglang.held_nodes import Block, HeldNodes
+from hedgerow_sglang.held_nodes import Block, HeldNodes, Place
 from hedgerow_sglang.plugin_protocol import NAME, Note, parse_note
+from hedgerow_sglang.queue_order import dfs_weight_order
+from hedgerow_sglang.radix_paths import begins_with, depth, nodes_at_and_below, read_above
 from hedgerow_sglang.search_registry import CacheNamespace, DeadPath, SearchRegistry, Tokens
 
 UNHELD, HELD, NEXT = range(3)
 STALE = 4
 """Entries of the order for each leaf that it holds: with more, those that say nothing go."""
-
-Place = tuple[Any, int]
-"""A node of the radix tree and how many tokens lead to its end."""
 
 
 class SearchCache(RadixCache):
@@ -54,6 +53,8 @@ class SearchCache(RadixCache):
         self.recomputed_tokens = 0
         self.queue: Callable[[], Sequence[Any]] = tuple
         """The scheduler's requests that wait."""
+        self._known: Place | None = None
+        """How far the path that is put into the tree is known to be there, if it is."""
         super().__init__(params)
 
     def reset(self) -> None:
@@ -79,15 +80,15 @@ class SearchCache(RadixCache):
         """The step that a request was for is complete, and cached as far as it is."""
         for block in self.searches.complete_step(note, tokens, namespace):
             self._held.let_go(block)
-            self._find(block, (self.root_node, 0))
+            self._find(block)
         if note.parent is not None:
             self._rank_again(self.searches.chain((note.tree, note.parent)))
 
     def insert(self, params: Any, *args: Any, **how: Any) -> Any:
         """As SGLang does; what blocks had lost of it they hold again."""
         result = super().insert(params, *args, **how)
-        if not self._held.whole:
-            self._find_again(params.key.page_aligned(self.page_size))
+        if not self._held.whole and result.last_device_node is not None:
+            self._find_again(result.last_device_node)
         return result
 
     def evict(self, params: EvictParams) -> EvictResult:
@@ -98,29 +99,18 @@ class SearchCache(RadixCache):
         self.update_eviction_metrics(freed, start)
         return EvictResult(num_tokens_evicted=freed)
 
+    def match_prefix(self, params: Any) -> Any:
+        """As SGLang does, from where the step ends that a search's request goes on from."""
+        req = getattr(params, "req", None)
+        place = None if req is None else self._end_of_parent(req, params.key)
+        if place is None:
+            return super().match_prefix(params)
+        with self._from(place):
+            return super().match_prefix(params)
+
     def dfs_weight_order(self, node_handles: Sequence[Any]) -> list[int]:
-        """SGLang's ``dfs-weight`` order of the requests that wait, found on their own paths alone;
-        SGLang looks at all that is cached, once a pass."""
-        asked: dict[Any, list[int]] = {}
-        for index, node in enumerate(node_handles):
-            asked.setdefault(node, []).append(index)
-        weights = Counter[Any]()
-        for last, indices in asked.items():
-            node = last
-            while node is not None:
-                weights[node] += len(indices)
-                node = node.parent
-        order: list[int] = []
-        stack = [(self.root_node, False)]
-        while stack:
-            node, done = stack.pop()
-            if done:
-                order += asked.get(node, ())
-                continue
-            read = [child for child in node.children.values() if child in weights]
-            read.sort(key=lambda child: -weights[child])
-            stack += [(node, True), *((child, False) for child in reversed(read))]
-        return order
+        """As SGLang's, in less time."""
+        return dfs_weight_order(self.root_node, node_handles)
 
     def _waiting(self) -> list[Note]:
         """The notes of requests that wait, the next one first."""
@@ -129,7 +119,8 @@ class SearchCache(RadixCache):
 
     def state(self) -> dict[str, int]:
         """What ``plugin_protocol.plugin_counts`` reads."""
-        held = (node for node in self._nodes() if self._held.holders(node))
+        cached = nodes_at_and_below(*self.root_node.children.values())
+        held = (node for node in cached if self._held.holders(node))
         return {
             "evicts": 1,
             "held_tokens": sum(len(node.key) for node in held),
@@ -145,18 +136,21 @@ class SearchCache(RadixCache):
 
     def checkpoint(self, req: Any, **how: Any) -> None:
         """Put a request's tokens into the tree; when it has finished, its step is a block."""
-        super().checkpoint(req, **how)
-        self._record_step(req)
+        with self._from(self._prefix_end(req)):
+            super().checkpoint(req, **how)
+            self._record_step(req)
 
     def insert_req(self, req: Any, **how: Any) -> None:
         """As ``checkpoint``."""
-        super().insert_req(req, **how)
-        self._record_step(req)
+        with self._from(self._prefix_end(req)):
+            super().insert_req(req, **how)
+            self._record_step(req)
 
     def cache_finished_req(self, req: Any, *args: Any, **how: Any) -> None:
         """As ``checkpoint``."""
-        super().cache_finished_req(req, *args, **how)
-        self._record_step(req)
+        with self._from(self._prefix_end(req)):
+            super().cache_finished_req(req, *args, **how)
+            self._record_step(req)
 
     def _record_step(self, req: Any) -> None:
         """Note the block that a finished request leaves; an aborted one leaves none."""
@@ -234,10 +228,66 @@ class SearchCache(RadixCache):
         """What these are worth may have changed."""
         self._line_up({node for block in blocks for node in self._held.nodes(block)})
 
+    @contextmanager
+    def _from(self, place: Place) -> Iterator[None]:
+        """Meanwhile the path in hand is walked from here on."""
+        self._known = place
+        try:
+            yield
+        finally:
+            self._known = None
+
+    def _prefix_end(self, req: Any) -> Place:
+        """Where the prefix ends that a running request found cached, which is locked."""
+        node = req.last_node
+        return (self.root_node, 0) if node is None else (node, depth(node))
+
+    def _end_of_parent(self, req: Any, key: RadixKey) -> Place | None:
+        """How far the step that a search's request goes on from is cached."""
+        text = (req.sampling_params.custom_params or {}).get(NAME)
+        if text is None:
+            return None
+        note = parse_note(text)
+        if note.parent is None:
+            return None
+        block = note.tree, note.parent
+        place = self._held.end(block)
+        if place is None:
+            return None
+        namespace, tokens, _ = self.searches.path(block)
+        return place if begins_with(key, self._key(tokens, namespace)) else None
+
+    def _start(self, most: int) -> Place:
+        """Where to begin a walk along the path in hand that may skip ``most`` of its tokens."""
+        node, at = self._known or (self.root_node, 0)
+        while at > most:
+            at -= len(node.key)
+            node = node.parent
+        return node, at
+
+    def _insert_helper(self, node: Any, key: RadixKey, value: Any, *args: Any, **how: Any) -> Any:
+        """As SGLang does from the root on. Its counts of hits, by which nothing goes here, leave
+        out what was skipped."""
+        start, at = self._start(len(key))
+        if not at:
+            return super()._insert_helper(node, key, value, *args, **how)
+        found, last = super()._insert_helper(start, key[at:], value[at:], *args, **how)
+        read_above(start)
+        return at + found, last
+
+    def _match_prefix_helper(self, node: Any, key: RadixKey) -> Any:
+        """As SGLang does from the root on."""
+        start, at = self._start(len(key) - 1)
+        if not at:
+            return super()._match_prefix_helper(node, key)
+        values, last = super()._match_prefix_helper(start, key[at:])
+        return [*read_above(start), *values], last
+
     def _update_leaf_status(self, node: Any) -> None:
         """As SGLang does; a leaf that may go now gets its turn."""
         super()._update_leaf_status(node)
-        self._line_up((node,))
+        if node in self.evictable_leaves:
+            self._line_up((node,))
 
     def _split_node(self, key: RadixKey, child: Any, split_len: int) -> Any:
         """As SGLang does; whoever holds a node holds both its parts, which are equally old."""
@@ -265,24 +315,25 @@ class SearchCache(RadixCache):
         top = next((node for node, _ in path if not self._held.holders(node)), None)
         if top is None:
             return 0
-        below = list(self._nodes(top))
+        below = list(nodes_at_and_below(top))
         return sum(self._free(node) for node in reversed(below) if node in self.evictable_leaves)
 
     def _free(self, leaf: Any) -> int:
         """Free an unlocked leaf."""
         tokens = len(leaf.key)
         _free_slots(self.token_to_kv_pool_allocator, leaf.value)
-        self._held.remove(leaf, leaf.key.child_key(self.page_size))
+        self._held.remove(leaf, leaf.key.child_key(self.page_size), tokens)
         self._delete_leaf(leaf)
         _record_removal(self, leaf)
         return tokens
 
-    def _find(self, block: Block, place: Place) -> None:
+    def _find(self, block: Block, place: Place | None = None) -> None:
         """The block holds what is cached of its own tokens; ``place``: how far its path is known to
         be cached. Edges are split where it leaves them, as a match would."""
         namespace, tokens, above = self.searches.path(block)
         key = self._key(tokens, namespace)
         start = self._key(tokens[:above], namespace)
+        place = place or self._start(len(start))
         path = [place, *self._walk(start, place)]
         if path[-1][1] >= len(start):
             own = list(self._walk(key, path[-1]))
@@ -291,20 +342,15 @@ class SearchCache(RadixCache):
             self._line_up(node for node, _ in own)
             path += own
         last, at = path[-1]
-        if at < len(key):
-            self._held.ends_at(block, last, key[at:].child_key(self.page_size))
+        beyond = key[at:].child_key(self.page_size) if at < len(key) else None
+        self._held.ends_at(block, (last, at), beyond)
 
-    def _find_again(self, key: RadixKey) -> None:
-        """Tokens were put into the tree: whose path had ended on the way goes on."""
-        node, at = self.root_node, 0
-        while at < len(key):
-            step = key[at:].child_key(self.page_size)
-            for block in self._held.go_on(node, step):
-                self._find(block, (node, at))
-            child = node.children.get(step)
-            if child is None:
-                return
-            node, at = child, at + len(child.key)
+    def _find_again(self, last: Any) -> None:
+        """A path that ends here was put into the tree: whose own had ended above goes on."""
+        above = last.parent
+        if above is not None:
+            for block in self._held.go_on(above, last.key.child_key(self.page_size)):
+                self._find(block, (above, depth(above)))
 
     def _walk(self, key: RadixKey, place: Place) -> Iterator[Place]:
         """The nodes that hold ``key`` from a place on, the last one split where the key leaves it.
@@ -323,14 +369,6 @@ class SearchCache(RadixCache):
                 node = self._split_node(child.key, child, shared)
             at += shared
             yield node, at
-
-    def _nodes(self, top: Any = None) -> Iterator[Any]:
-        """The nodes at and below ``top``, parents first; by default all but the root."""
-        stack: list[Any] = list(self.root_node.children.values()) if top is None else [top]
-        while stack:
-            node = stack.pop()
-            yield node
-            stack.extend(node.children.values())
 
     def _key(self, tokens: Tokens, namespace: CacheNamespace) -> RadixKey:
         key = RadixKey(tokens, namespace.extra_key, is_bigram=self.is_eagle)

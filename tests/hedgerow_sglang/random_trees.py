@@ -9,8 +9,11 @@ from __future__ import annotations
 import json
 import random
 import sys
+import time
 from array import array
 from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 from sglang.srt.mem_cache.base_prefix_cache import (  # pyright: ignore[reportMissingImports]
@@ -23,7 +26,8 @@ from sglang.srt.mem_cache.cache_init_params import (  # pyright: ignore[reportMi
 )
 from sglang.srt.mem_cache.radix_cache import RadixKey  # pyright: ignore[reportMissingImports]
 
-from hedgerow_sglang.plugin_protocol import Note
+from hedgerow_sglang.plugin_protocol import Note, custom_params
+from hedgerow_sglang.radix_paths import depth, nodes_at_and_below
 from hedgerow_sglang.search_cache import SearchCache
 from hedgerow_sglang.search_registry import CacheNamespace
 from kvpolicy.eviction_order import Infeasible
@@ -63,9 +67,22 @@ def empty_cache(page: int = 1) -> SearchCache:
 
 def cached_tokens(cache: SearchCache, path: array) -> int:
     """How much of a path is cached."""
-    match = cache.match_prefix(MatchPrefixParams(key=RadixKey(path)))
+    return found_tokens(cache.match_prefix(MatchPrefixParams(key=RadixKey(path))))
+
+
+def found_tokens(match: Any) -> int:
+    """How much a match has found, in any version's shape."""
     indices = getattr(match, "device_indices", None)
     return match.device_prefix_len if indices is None else len(indices)
+
+
+def read_since(last: Any, begun: float) -> bool:
+    """Whether all of a path has been read since, by its last node."""
+    ages, node = [], last
+    while node is not None:
+        ages.append(node.last_access_time)
+        node = node.parent
+    return min(ages) >= begun
 
 
 @dataclass
@@ -91,10 +108,29 @@ class CachedTrees:
         """A step is drawn: its request's note, its tokens in SGLang's tree, its block."""
         note = Note(tree, len(self.paths[tree, 0]), node, parent, turn)
         self.cache.take_note(note)
-        path = self.paths[tree, parent] + step
-        self.cache.insert(InsertParams(key=RadixKey(path), value=torch.arange(len(path))))
-        self.cache.complete_step(note, path, HERE)
+        above, path = self.paths[tree, parent], self.paths[tree, parent] + step
+        request = SimpleNamespace(last_node=self.read(note, above))
+        with self.cache._from(self.cache._prefix_end(request)):
+            begun = time.monotonic()
+            put = InsertParams(key=RadixKey(path), value=torch.arange(len(path)))
+            assert read_since(self.cache.insert(put).last_device_node, begun)
+            self.cache.complete_step(note, path, HERE)
         self.paths[tree, node], self.parents[tree, node] = path, parent
+
+    def read(self, note: Note, path: array) -> Any:
+        """A request reads a path: it finds what a walk from the root finds, also where the path is
+        not of the step that its note names."""
+        params = SimpleNamespace(custom_params=custom_params(note))
+        request: Any = SimpleNamespace(sampling_params=params)
+        for read in (self.chance.choice(list(self.paths.values())), path):
+            key, begun = RadixKey(read), time.monotonic()
+            found = self.cache.match_prefix(MatchPrefixParams(key=key, req=request))
+            last = found.last_device_node
+            assert read_since(last, begun)
+            plain = self.cache.match_prefix(MatchPrefixParams(key=key))
+            assert last is plain.last_device_node
+            assert found_tokens(found) == found_tokens(plain) == depth(last)
+        return last
 
     def below(self, tree: str, top: int) -> set[int]:
         """A node and what grew from it."""
@@ -249,7 +285,7 @@ def the_queue_is_in_sglangs_order(seed: int) -> int:
     """Requests at random nodes, several at some: ties and all. Older versions do not ask the cache
     for it."""
     trees = random_trees(seed)
-    nodes = [trees.cache.root_node, *trees.cache._nodes()]
+    nodes = list(nodes_at_and_below(trees.cache.root_node))
     asked = [trees.chance.choice(nodes) for _ in range(trees.chance.randint(0, 40))]
     if (order := getattr(super(SearchCache, trees.cache), "dfs_weight_order", None)) is not None:
         assert trees.cache.dfs_weight_order(asked) == order(asked), (seed, asked)

@@ -1,0 +1,44 @@
+"""Paths of SGLang's classic radix tree: a root without tokens, and nodes that hold some each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+
+def depth(node: Any) -> int:
+    """How many tokens lead to a node's end."""
+    tokens = 0
+    while node.parent is not None:
+        tokens += len(node.key)
+        node = node.parent
+    return tokens
+
+
+def nodes_at_and_below(*tops: Any) -> Iterator[Any]:
+    """These and all below them, parents first."""
+    stack = list(tops)
+    while stack:
+        node = stack.pop()
+        yield node
+        stack.extend(node.children.values())
+
+
+def read_above(node: Any) -> list[Any]:
+    """The slots of a path from the root to a node that was read just now: so was all above it."""
+    slots, read = [], node.last_access_time
+    while node.parent is not None:
+        slots.append(node.value)
+        node = node.parent
+        node.last_access_time = read
+    return slots[::-1]
+
+
+def begins_with(key: Any, prefix: Any) -> bool:
+    """Whether the tokens of a key begin with another's, in the same namespace."""
+    same = key.extra_key == prefix.extra_key and _salt(key) == _salt(prefix)
+    return same and key.token_ids[: len(prefix.token_ids)] == prefix.token_ids
+
+
+def _salt(key: Any) -> str | None:
+    return getattr(key, "cache_salt", None)
