@@ -6,7 +6,8 @@ says so arrives. SGLang's own prefill brings back what is asked for again. The o
 a hint arrives, a step is complete or a leaf becomes free, so that making room takes from its front.
 
 Built on the classic ``RadixCache``, which has changed least from 0.5.16 to 0.5.23: its counts,
-locks and matching are SGLang's.
+locks and matching are SGLang's. Searches' paths are long, in many nodes: one is walked from where
+it is known to be cached, not from the root.
 """
 
 from __future__ import annotations
