@@ -64,7 +64,8 @@ class Adaptive:
     def frontier(self, tree: Tree) -> list[Node]:
         """The tree's open leaves and the chains' steps beside and below them; before there is a
         tree, and as long as it may start again, all that is open."""
-        again = self.tree_search.restarts.possible(tree, self.width)
+        restarts = self.tree_search.restarts
+        again = restarts is not None and restarts.possible(tree, self.width)
         depth = 0 if again else self._depth(tree) or 0
         return [
             node
@@ -91,7 +92,7 @@ class Adaptive:
         candidates = self._candidates(tree, depth or 1)
         if not candidates:
             return None
-        dealt = self.tree_search.share(tree, candidates, places)
+        dealt = self.tree_search.deal(tree, candidates, places)
         return Round(dealt.expand, tuple(node for node in dealt.prune if not tree[node].children))
 
     def _candidates(self, tree: Tree, depth: int) -> list[Node]:

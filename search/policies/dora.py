@@ -13,7 +13,7 @@ from search.engine import EngineError
 from search.policies.floor import with_floor
 from search.policies.policy import LevelPolicy, Round, Scores, by_reward
 from search.policies.rebase import round_of
-from search.policies.restarts import NO_RESTARTS, Restarts
+from search.policies.restarts import Restarts
 from search.spec import SearchSpec
 from search.tree import ROOT, Node, Tree
 
@@ -43,7 +43,7 @@ class Dora(LevelPolicy):
     similarity_temperature: float = 0.01
     floor_levels: int = 0
     embedded: bool = True
-    restarts: Restarts = NO_RESTARTS
+    restarts: Restarts | None = None
     scores: ClassVar[Scores] = Scores.ALL
 
     @classmethod
@@ -72,8 +72,6 @@ class Dora(LevelPolicy):
     def share(self, tree: Tree, leaves: list[Node], spend: int) -> Round:
         """The leaves by their rewards and directions."""
         ranked = by_reward(leaves, "dora")
-        if (anew := self.restarts.round(tree, ranked, spend, self.width)) is not None:
-            return anew
         top = ranked[0].reward or 0.0
         weights = [
             exp(((leaf.reward or 0.0) - top) / self.temperature) * unique

@@ -11,7 +11,7 @@ from search.engine import EngineError
 from search.leaf_selection import NODE_LIMIT, Program, optimum
 from search.policies.policy import LevelPolicy, Round, Scores, by_reward
 from search.policies.rebase import children_by_node
-from search.policies.restarts import NO_RESTARTS, Restarts
+from search.policies.restarts import Restarts
 from search.spec import CostName, SearchSpec, SolverName
 from search.stats import step_blocks, token_blocks
 from search.tree import Node, Tree
@@ -41,7 +41,7 @@ class Ets(LevelPolicy):
     threshold: float | None = None
     solver: SolverName = "highs"
     node_limit: int = NODE_LIMIT
-    restarts: Restarts = NO_RESTARTS
+    restarts: Restarts | None = None
     scores: ClassVar[Scores] = Scores.ALL
 
     @classmethod
@@ -85,8 +85,6 @@ class Ets(LevelPolicy):
     def share(self, tree: Tree, leaves: list[Node], spend: int) -> Round:
         """The leaves worth keeping, by their rewards."""
         ranked = by_reward(leaves, "ets")
-        if (anew := self.restarts.round(tree, ranked, spend, self.width)) is not None:
-            return anew
         kept = self._worth_keeping(tree, ranked, spend)
         leading = [node for node in ranked if kept is None or node.id in kept]
         shares = children_by_node(leading, spend, self.temperature)

@@ -10,6 +10,7 @@ from math import isqrt
 from typing import ClassVar, Protocol, runtime_checkable
 
 from search.engine import RewardMissing
+from search.policies.restarts import Restarts
 from search.spec import SearchSpec, StopReason
 from search.tree import ROOT, Node, Tree
 
@@ -134,6 +135,8 @@ class LevelPolicy(ABC):
 
     __slots__ = ()
     width: int
+    restarts: Restarts | None = None
+    """When a tree starts again at the root, if it may."""
 
     def plan(self, tree: Tree) -> Round | None:
         """The root to the whole width, then the leaves to what remains of it."""
@@ -142,6 +145,14 @@ class LevelPolicy(ABC):
             return None
         if leaves[0].id == ROOT:
             return Round({ROOT: spend})
+        return self.deal(tree, leaves, spend)
+
+    def deal(self, tree: Tree, leaves: list[Node], spend: int) -> Round:
+        """The leaves their share, or where there is no hope in them a new start at the root."""
+        restarts = self.restarts
+        places = 0 if restarts is None else restarts.places(tree, leaves, spend, self.width)
+        if places:
+            return Round({ROOT: places}, tuple(sorted(leaf.id for leaf in leaves)))
         return self.share(tree, leaves, spend)
 
     @abstractmethod

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from search.policies.floor import with_floor
 from search.policies.policy import LevelPolicy, Round, Scores, by_reward
-from search.policies.restarts import NO_RESTARTS, Restarts
+from search.policies.restarts import Restarts
 from search.spec import SearchSpec
 from search.tree import Node, Tree
 
@@ -35,7 +35,7 @@ class Rebase(LevelPolicy):
     temperature: float
     mass: float = 1.0
     floor_levels: int = 0
-    restarts: Restarts = NO_RESTARTS
+    restarts: Restarts | None = None
     scores: ClassVar[Scores] = Scores.ALL
 
     @classmethod
@@ -47,8 +47,6 @@ class Rebase(LevelPolicy):
     def share(self, tree: Tree, leaves: list[Node], spend: int) -> Round:
         """The leaves by their rewards."""
         ranked = by_reward(leaves, "rebase")
-        if (anew := self.restarts.round(tree, ranked, spend, self.width)) is not None:
-            return anew
         if self.mass < 1.0:
             shares = children_by_mass(ranked, spend, self.temperature, self.mass)
         else:

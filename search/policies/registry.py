@@ -13,7 +13,7 @@ from search.policies.dvts import Dvts
 from search.policies.ets import Ets
 from search.policies.mcts import Mcts
 from search.policies.particle_filter import ParticleFilter
-from search.policies.policy import BacktrackingPolicy, Policy
+from search.policies.policy import BacktrackingPolicy, LevelPolicy, Policy
 from search.policies.rebase import Rebase
 from search.policies.self_consistency import SelfConsistency
 from search.policies.tot_bfs import TotBfs
@@ -38,6 +38,5 @@ POLICIES: Mapping[PolicyName, Callable[[SearchSpec], Policy]] = {
 
 def returns_to_root(policy: Policy) -> bool:
     """Whether the root may be expanded again at any time, so that nothing is certain before."""
-    if isinstance(policy, Rebase | Ets | Dora):
-        return policy.restarts.most > 0
-    return isinstance(policy, BacktrackingPolicy)
+    starts_again = isinstance(policy, LevelPolicy) and policy.restarts is not None
+    return starts_again or isinstance(policy, BacktrackingPolicy)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from search.policies.policy import Round
 from search.spec import SearchSpec
 from search.tree import ROOT, Node, Tree
 
@@ -24,36 +23,30 @@ class Restarts:
     Not in any of the papers. Backtracking searches do it node by node (``best_first``).
     """
 
-    most: int = 0
+    most: int
     below: float = 0.3
 
     @classmethod
-    def from_spec(cls, spec: SearchSpec) -> Restarts:
-        """As the spec sets it; ``restarts`` defaults to ADAPTIVE_RESTARTS or to none."""
+    def from_spec(cls, spec: SearchSpec) -> Restarts | None:
+        """As the spec sets it; ``restarts`` defaults to ADAPTIVE_RESTARTS or to none, as in the
+        papers."""
         default = ADAPTIVE_RESTARTS if spec.policy == "adaptive" else 0
-        return cls(default if spec.restarts is None else spec.restarts, spec.hopeless_below)
+        most = default if spec.restarts is None else spec.restarts
+        return cls(most, spec.hopeless_below) if most else None
 
-    def round(self, tree: Tree, ranked: Sequence[Node], spend: int, width: int) -> Round | None:
-        """The round that starts again, or None where there is hope or no place at the root.
-
-        ``ranked``: the level's leaves, the best first, all with a reward.
-        """
-        if self._promising(ranked[0]) or not self.possible(tree, width):
-            return None
-        places = min(spend, self._room(tree, width))
-        return Round({ROOT: places}, tuple(sorted(leaf.id for leaf in ranked)))
+    def places(self, tree: Tree, leaves: Sequence[Node], spend: int, width: int) -> int:
+        """How many of ``spend`` children the root gets, and none the ``leaves`` of a level; 0 where
+        there is hope, a reward that is not known, or no room at the root."""
+        hope = any(leaf.reward is None or self._promising(leaf) for leaf in leaves)
+        return 0 if hope or not self.possible(tree, width) else min(spend, self._room(tree, width))
 
     def possible(self, tree: Tree, width: int) -> bool:
         """Whether this or a later level may start again; once it may not, it never may."""
         return self._room(tree, width) > 0 and not any(map(self._promising, tree.finished()))
 
     def _room(self, tree: Tree, width: int) -> int:
-        """New children that the root may have; none where trees never start again."""
-        return width * (1 + self.most) - len(tree[ROOT].children) if self.most else 0
+        """New children that the root may have."""
+        return width * (1 + self.most) - len(tree[ROOT].children)
 
     def _promising(self, node: Node) -> bool:
         return (node.reward or 0.0) >= self.below
-
-
-NO_RESTARTS = Restarts()
-"""As in the papers."""

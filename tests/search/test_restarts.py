@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from search.engine import Branch
+from search.engine import Branch, RewardMissing
 from search.events import Event, Selected
 from search.policies.adaptive import Adaptive
 from search.policies.policy import Round
 from search.policies.rebase import Rebase
 from search.policies.registry import POLICIES
-from search.policies.restarts import NO_RESTARTS, Restarts
+from search.policies.restarts import Restarts
 from search.spec import PolicyName, SearchSpec
 from search.tree import ROOT
 from tests.search.scripted_engine import ScriptedEngine, grow
@@ -26,7 +26,7 @@ ONCE = Restarts(1, 0.1)
 WITH_RESTARTS: tuple[PolicyName, ...] = ("rebase", "ets", "ets_kv", "dora", "adaptive")
 
 
-def rebase(width: int, restarts: Restarts) -> Rebase:
+def rebase(width: int, restarts: Restarts | None) -> Rebase:
     """At T = .2."""
     return Rebase(width, 0.2, restarts=restarts)
 
@@ -40,7 +40,15 @@ def test_a_hopeless_level_is_given_up() -> None:
 def test_one_step_is_hope_enough(best: float) -> None:
     """From .1 on; REBASE deals the level."""
     plan = rebase(3, ONCE).plan(row(0.0, best, 0.0))
-    assert plan == rebase(3, Restarts()).plan(row(0.0, best, 0.0))
+    assert plan == rebase(3, None).plan(row(0.0, best, 0.0))
+
+
+def test_a_reward_that_is_not_known_is_no_zero() -> None:
+    """It is missed, as without restarts."""
+    tree = row(0.0, 0.0, 0.0)
+    tree[2].reward = None
+    with pytest.raises(RewardMissing, match="node 2 has no reward"):
+        rebase(3, ONCE).plan(tree)
 
 
 def test_so_is_a_trajectory_that_has_ended() -> None:
@@ -164,7 +172,7 @@ def test_the_defaults() -> None:
     """``adaptive`` starts again twice below .3; the others grow their papers' trees."""
     assert Adaptive.from_spec(SearchSpec(policy="adaptive")).tree_search.restarts == Restarts(2)
     never = SearchSpec(policy="adaptive", restarts=0)
-    assert Adaptive.from_spec(never).tree_search.restarts == NO_RESTARTS
+    assert Adaptive.from_spec(never).tree_search.restarts is None
     tree = row(0.0, 0.0, 0.0)
     for name in ("rebase", "ets_kv"):
         plan = POLICIES[name](SearchSpec(policy=name, width=3)).plan(tree)
