@@ -47,7 +47,8 @@ class HeldNodes:
         self._nodes.setdefault(block, {})[node.id] = node
 
     def end(self, block: Block) -> Place | None:
-        """Where what is cached of a block's path ends."""
+        """Where what is cached of a block's path ends, if the block holds that node or misses the
+        next: then it hears of the node's removal."""
         return self._ends.get(block)
 
     def ends_at(self, block: Block, place: Place, key: Hashable | None) -> None:
@@ -67,7 +68,7 @@ class HeldNodes:
             return set()
         self._tidy(node.id)
         for block in blocks:
-            del self._where[block]
+            del self._where[block], self._ends[block]
         return blocks
 
     @property

@@ -55,7 +55,7 @@ class SearchCache(RadixCache):
         self.queue: Callable[[], Sequence[Any]] = tuple
         """The scheduler's requests that wait."""
         self._known: Place | None = None
-        """How far the path that is put into the tree is known to be there, if it is."""
+        """How far the path in hand is known to be cached, if it is."""
         super().__init__(params)
 
     def reset(self) -> None:
@@ -336,15 +336,15 @@ class SearchCache(RadixCache):
         start = self._key(tokens[:above], namespace)
         place = place or self._start(len(start))
         path = [place, *self._walk(start, place)]
-        if path[-1][1] >= len(start):
-            own = list(self._walk(key, path[-1]))
-            for node, _ in own:
-                self._held.hold(block, node)
-            self._line_up(node for node, _ in own)
-            path += own
-        last, at = path[-1]
-        beyond = key[at:].child_key(self.page_size) if at < len(key) else None
-        self._held.ends_at(block, (last, at), beyond)
+        own = [*self._walk(key, path[-1])] if path[-1][1] >= len(start) else []
+        for node, _ in own:
+            self._held.hold(block, node)
+        self._line_up(node for node, _ in own)
+        last, at = [*path, *own][-1]
+        if at < len(key):
+            self._held.ends_at(block, (last, at), key[at:].child_key(self.page_size))
+        elif own:
+            self._held.ends_at(block, (last, at), None)
 
     def _find_again(self, last: Any) -> None:
         """A path that ends here was put into the tree: whose own had ended above goes on."""

@@ -344,6 +344,20 @@ def what_nobody_holds_goes_by_age() -> int:
     return 4
 
 
+def what_has_gone_is_not_read() -> int:
+    """A step that fills no page of its own ends where its parent does; once that is evicted nothing
+    is found of it."""
+    trees = CachedTrees(empty_cache(4), random.Random(0))
+    trees.paths["ash", 0] = array("q", [9] * 4)
+    trees.draw("ash", 1, 0, array("q", [1] * 4), turn=0)
+    trees.draw("ash", 2, 1, array("q", [2] * 2), turn=0)
+    child = Note("ash", 4, 3, 2, 1)
+    assert depth(trees.read(child, trees.paths["ash", 2])) == 8
+    freed = trees.cache.evict(EvictParams(num_tokens=8)).num_tokens_evicted
+    assert depth(trees.read(child, trees.paths["ash", 2])) == 0
+    return freed
+
+
 def main(seeds: int) -> None:
     """Everything, with what was counted on the way."""
     counts = {
@@ -355,6 +369,7 @@ def main(seeds: int) -> None:
         "shared": what_another_search_holds_stays(),
         "locked": what_is_read_now_stays(),
         "aged": what_nobody_holds_goes_by_age(),
+        "gone": what_has_gone_is_not_read(),
     }
     print(json.dumps(counts))
 
