@@ -19,7 +19,7 @@ from torch import Tensor
 
 from hedgerow_sglang.noise import gumbel, hashes
 from runtime.embedded.batch import Forwards
-from runtime.embedded.deduplication import SampleRequest, sample_requests
+from runtime.embedded.branch_sampling import SampleRequest, sample_requests
 from runtime.embedded.draft_model import DraftModel, DraftTip
 from runtime.embedded.model.config import ModelConfig
 from runtime.embedded.options import EngineOptions

@@ -1,9 +1,9 @@
 """Which branches have a place in the batch, which wait for one, and who goes first.
 
 A place is a sequence. Branches that have sampled the same share one
-(``runtime.embedded.deduplication``) and a prefix has one while it is computed. Searches get places
-in equal parts: one with hundreds of branches no more than one with four as long as both want more.
-Who waits, and for how long, changes no token.
+(``runtime.embedded.branch_sampling``) and a prefix has one while it is computed. Searches get
+places in equal parts: one with hundreds of branches no more than one with four as long as both want
+more. Who waits, and for how long, changes no token.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import TypeVar
 
 from runtime.accounting import TrackedSearch
 from runtime.embedded.batch import Batch, Refusal
+from runtime.embedded.branch_sampling import DedupKey, dedup_key, with_followers
 from runtime.embedded.choices import ScheduleOrder
-from runtime.embedded.deduplication import DedupKey, dedup_key, with_followers
 from runtime.embedded.sequence import BranchSequence, TokenSequence, order_of
 from runtime.embedded.speculative_decoding import SpeculativeDecoder
 from search.engine import Branch

@@ -18,8 +18,7 @@ from kvpolicy.block_table import confidence_of_entropy
 from runtime.accounting import Flops, TrackedSearch, total_of
 from runtime.embedded.batch import Advance, Batch, Forwards, charge_pass
 from runtime.embedded.beam_extension import BeamExtension
-from runtime.embedded.choices import KvPolicy, ScheduleOrder
-from runtime.embedded.deduplication import (
+from runtime.embedded.branch_sampling import (
     FollowerTokens,
     SampleFunction,
     VerifiedTokens,
@@ -27,6 +26,7 @@ from runtime.embedded.deduplication import (
     sample_together,
     with_followers,
 )
+from runtime.embedded.choices import KvPolicy, ScheduleOrder
 from runtime.embedded.eviction import VALUE_PARAMS, ValueParams
 from runtime.embedded.model.config import ModelConfig
 from runtime.embedded.options import EngineOptions

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from runtime.embedded.batch import Advance
-from runtime.embedded.deduplication import FollowerTokens, VerifiedTokens
+from runtime.embedded.branch_sampling import FollowerTokens, VerifiedTokens
 from runtime.embedded.draft_length import DraftLength
 from runtime.embedded.draft_model import DraftModel
 from runtime.embedded.model.forward import Forward

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
+from runtime.embedded.branch_sampling import SampleFunction, sample_requests
 from runtime.embedded.choices import KvPolicy, ScheduleOrder
-from runtime.embedded.deduplication import SampleFunction, sample_requests
 from runtime.embedded.scheduler import Scheduler
 from runtime.embedded.speculative_decoding import SpeculativeDecoder
 from search.engine import Branch, Sampling, Step

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.embedded.deduplication import sample_followers, with_followers
+from runtime.embedded.branch_sampling import sample_followers, with_followers
 from runtime.embedded.sequence import BranchSequence, ExpandCall, SharedPrefix
 from search.engine import Step
 from search.tree import ROOT, Finish

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
+from runtime.embedded.branch_sampling import FollowerTokens, VerifiedTokens
 from runtime.embedded.choices import KvPolicy
-from runtime.embedded.deduplication import FollowerTokens, VerifiedTokens
 from runtime.embedded.draft_length import AcceptanceRate, DraftLength, KeptPromise
 from runtime.embedded.draft_model import DraftModel
 from runtime.embedded.model.batch_plan import Span
