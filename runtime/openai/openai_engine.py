@@ -7,10 +7,8 @@ import hashlib
 import itertools
 import logging
 from collections.abc import Sequence
-from contextlib import suppress
 
 from runtime.accounting import no_flops
-from runtime.judge import Judge
 from runtime.openai.completion_sampler import CompletionSampler
 from runtime.openai.completion_server import CompletionServer
 from runtime.openai.openai_options import OpenaiOptions, ServedModel
@@ -23,13 +21,11 @@ from runtime.openai.server_dialect import Dialect
 from runtime.openai.server_load import read_metrics
 from runtime.openai.server_trials import dialect_of, say, tried
 from runtime.reward_format import reward_format
-from runtime.reward_reader import overhead_of
 from runtime.servers.fleet import Fleet, wait_for_all
 from runtime.servers.policy_scorers import LikelihoodScorer, PolicyJudge
 from runtime.servers.request_costs import RequestCosts
-from runtime.servers.routing import Routing
+from runtime.servers.served_engine import ServedEngine
 from runtime.servers.server_errors import WrongServer
-from runtime.servers.text_embedder import TextEmbedder
 from runtime.text import Text
 from search.counters import Counters, EngineCounters, Usage, combined
 from search.engine import (
@@ -40,7 +36,6 @@ from search.engine import (
     Hint,
     Sampling,
     Step,
-    Trajectory,
 )
 
 log = logging.getLogger(__name__)
@@ -48,25 +43,17 @@ log = logging.getLogger(__name__)
 Scorer = ServedRewardModel | ScoreRoute | PolicyJudge[OpenaiSearch] | LikelihoodScorer[OpenaiSearch]
 MOST_TEMPERATURE = 2.0
 """OpenAI's; vLLM refuses a higher one."""
-WATCH_SECONDS = 1.0
-"""Between looks at servers that are up."""
 
 
-class OpenaiEngine:
-    """A client of servers that speak OpenAI's completions; make it with ``start``. Belongs to the
-    event loop it started in.
-
-    The servers own the KV. A search stays on one of each kind, and goes on from its token ids on
-    another one when that is lost.
-    """
+class OpenaiEngine(ServedEngine[OpenaiSearch, CompletionServer]):
+    """On servers that speak OpenAI's completions."""
 
     def __init__(self, options: OpenaiOptions) -> None:
         """Raises ValueError or RewardMissing for options that cannot be met."""
+        super().__init__(
+            options, reward_format(options.reward_format), Text(options.policy.checkpoint)
+        )
         self._options = options
-        self._routing = Routing(options.routing)
-        self._form = reward_format(options.reward_format)
-        self._text = Text(options.policy.checkpoint)
-        self._judge = Judge(self._form, self._text) if self._form.reads == "judge" else None
         reward = options.reward if self._form.needs_model else None
         self._reward_text = Text(reward.checkpoint) if reward else None
         self._request: PathsRequest | None = (
@@ -77,55 +64,16 @@ class OpenaiEngine:
         judged = reward or (options.reward if self._form.by_score_route else None)
         self._rewards = self._fleet("reward", judged)
         self._score_route = ScoreRoute(self._rewards) if self._form.by_score_route else None
-        self._searches: dict[str, OpenaiSearch] = {}
         self._numbers = itertools.count()
-        self._past = Counters()
-        self._peak = 0
-        self._watching: asyncio.Task[None] | None = None
-        self._embedder = TextEmbedder(options.embedder, options.encoder, options.endpoint)
 
     @classmethod
     async def start(cls, options: OpenaiOptions) -> OpenaiEngine:
-        """Wait until every server answers, and find out what it is and how it speaks.
-
-        Raises what is wrong with the options or a server: ValueError, OSError, RewardMissing;
-        EngineDown for a server that does not answer in ``start_seconds``.
-        """
-        engine = cls(options)
-        try:
-            await engine._meet()
-            engine._watching = asyncio.create_task(engine._watch())
-        except BaseException:
-            await engine.close()
-            raise
-        return engine
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """What this engine can do; constant while it lives."""
-        return self._capabilities
+        """As ``started``. Raises what is wrong with the options too."""
+        return await cls(options).started()
 
     async def expand(self, tree: str, branches: Sequence[Branch], sampling: Sampling) -> list[Step]:
         """Draw one step for each branch, in the order asked."""
         return await self._sampler.expand(self._search(tree), branches, sampling)
-
-    async def score(
-        self,
-        tree: str,
-        prompt: tuple[int, ...],
-        question: str,
-        trajectories: Sequence[Trajectory],
-    ) -> list[float]:
-        """One reward in [0, 1] a trajectory, unrounded."""
-        for trajectory in trajectories:
-            trajectory.check_steps()
-        return await self._scorer.score(self._search(tree), prompt, question, trajectories)
-
-    async def embed(
-        self, tree: str, prompt: tuple[int, ...], trajectories: Sequence[Trajectory]
-    ) -> list[tuple[float, ...]]:
-        """One vector for the last step of each trajectory, from its text."""
-        return await self._embedder.embed(trajectories)
 
     def hint(self, tree: str, hint: Hint) -> None:
         """What died is not held any more; servers take no hints."""
@@ -142,10 +90,6 @@ class OpenaiEngine:
         self._routing.check(self._past.expected_tokens, self._past.rehydrated_tokens)
         await asyncio.gather(self._policy.release(tree), self._rewards.release(tree))
         return counters
-
-    async def abort(self, tree: str) -> None:
-        """Stop everything under way for a tree: those calls raise EngineError."""
-        await self.release(tree)
 
     async def usage(self) -> Usage:
         """Of vLLM what its metrics say; of any other server what was asked of it."""
@@ -165,32 +109,12 @@ class OpenaiEngine:
             waiting=policy.waiting,
             totals=EngineCounters.of(
                 combined(Counters, (self._past, *searches)),
-                sent_again=self._policy.sent_again + self._rewards.sent_again,
+                sent_again=self.sent_again,
             ),
         )
 
-    async def health(self) -> None:
-        """Raise EngineDown unless a server of each model is there."""
-        fleets = [fleet for fleet in (self._policy, self._rewards) if fleet.replicas]
-        await asyncio.gather(*(fleet.check() for fleet in fleets))
-
-    async def close(self) -> None:
-        """Stop what is under way and close all connections; the servers go on."""
-        if self._watching is not None:
-            self._watching.cancel()
-        searches = list(self._searches.values())
-        self._searches.clear()
+    async def _stop(self, searches: Sequence[OpenaiSearch]) -> None:
         await asyncio.gather(*(search.tasks.stop() for search in searches))
-        await self._policy.close()
-        await self._rewards.close()
-        await self._embedder.close()
-
-    async def _watch(self) -> None:
-        """Look at the servers now and then, so that one that stands still is noticed."""
-        while True:
-            await asyncio.sleep(WATCH_SECONDS)
-            with suppress(EngineError):
-                await self.health()
 
     def _search(self, tree: str) -> OpenaiSearch:
         if tree not in self._searches:
@@ -260,7 +184,7 @@ class OpenaiEngine:
             embeds=options.embedder,
             context_tokens=context,
             fingerprint=self._fingerprint(),
-            score_tokens=self._overhead(),
+            score_tokens=self._overhead(self._request.paths if self._request else None),
             scored_tokens=_context(self._rewards, self._reward_text) if self._reward_text else 0,
             outcome=self._form.outcome or (route is not None and route.outcome),
             likelihood=likelihood,
@@ -281,17 +205,11 @@ class OpenaiEngine:
         context = _context(self._rewards, self._reward_text)
         return ServedRewardModel(self._rewards, self._request, context=context, flops=no_flops)
 
-    def _overhead(self) -> tuple[int, int]:
-        if self._request is not None:
-            return overhead_of(self._request.paths)
-        return (0, 0) if self._judge is None else self._judge.overhead()
-
     def _fingerprint(self) -> str:
         """``openai-`` and 16 hex digits over what a tree depends on besides its request."""
         options = self._options
         named = [options.version, repr(self._form), options.embedder, str(options.encoder)]
-        servers = (*self._policy.replicas, *self._rewards.replicas)
-        named += [server.model for server in servers]
+        named += [server.model for server in self.replicas]
         digest = hashlib.sha256("\0".join(named).encode()).hexdigest()
         return f"openai-{digest[:16]}"
 

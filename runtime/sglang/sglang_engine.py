@@ -7,21 +7,17 @@ import hashlib
 import logging
 import secrets
 from collections.abc import Coroutine, Sequence
-from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 from runtime.accounting import Flops, no_flops
 from runtime.embedded.model.config import ModelConfig, UnsupportedModel
-from runtime.judge import Judge
 from runtime.reward_format import format_read_here
-from runtime.reward_reader import overhead_of
 from runtime.servers.fleet import Fleet, wait_for_all
 from runtime.servers.policy_scorers import LikelihoodScorer, PolicyJudge
 from runtime.servers.request_costs import RequestCosts
-from runtime.servers.routing import Routing
-from runtime.servers.text_embedder import TextEmbedder
+from runtime.servers.served_engine import ServedEngine
 from runtime.sglang.chain_request import say_chains
 from runtime.sglang.expected_server import ExpectedServer
 from runtime.sglang.launched_server import BY_PREFIX, BY_PRIORITY
@@ -35,13 +31,11 @@ from runtime.sglang.step_request import honoured_params
 from runtime.sglang.step_sampler import StepSampler
 from runtime.text import Text
 from search.counters import Counters, EngineCounters, Usage, combined
-from search.engine import Branch, Capabilities, EngineError, Hint, Sampling, Step, Trajectory
+from search.engine import Branch, Capabilities, Hint, Sampling, Step
 
 log = logging.getLogger(__name__)
 
 Scorer = PrmScorer | PolicyJudge[SearchSession] | LikelihoodScorer[SearchSession]
-WATCH_SECONDS = 1.0
-"""Between looks at servers that are up."""
 LOOKS_AT_KV = 5
 """Looks of which one is at KV, too: a scheduler takes 7 ms and more between two batches to say."""
 FAREWELL_SECONDS = 0.1
@@ -50,21 +44,14 @@ DRAWS = ("/generate", {"input_ids": [0], "sampling_params": {"max_new_tokens": 1
 """What a policy's server must be able to answer."""
 
 
-class SglangEngine:
-    """A client of SGLang servers; make it with ``start``. Belongs to the event loop it started in.
-
-    The servers own the KV: a search stays on one of each kind, and goes on from its token ids on
-    another one when that is lost.
-    """
+class SglangEngine(ServedEngine[SearchSession, Replica]):
+    """On SGLang servers, with our plug-in or without."""
 
     def __init__(self, options: SglangOptions) -> None:
         """Raises ValueError or RewardMissing for options that cannot be met."""
+        super().__init__(options, format_read_here(options.reward_format), Text(options.policy))
         self._options = options
-        self._routing = Routing(options.routing)
-        self._form = format_read_here(options.reward_format)
-        self._text = Text(options.policy)
         self._flops = known_flops(self._text.checkpoint)
-        self._judge = Judge(self._form, self._text) if self._form.reads == "judge" else None
         prm = Text(options.prm) if options.prm and self._form.needs_model else None
         self._prm = prm
         self._reward_request = RewardRequest.of(self._form, prm, self._text) if prm else None
@@ -73,76 +60,23 @@ class SglangEngine:
         reward = ExpectedServer("reward", prm, self._form) if prm else None
         scores = self._reward_request.trial() if self._reward_request else DRAWS
         self._rewards = self._fleet("reward", options.reward_urls, reward, scores)
-        self._searches: dict[str, SearchSession] = {}
         self._names = f"hedgerow-{secrets.token_hex(4)}-"
         self._numbers = count(1)
-        self._past = Counters()
-        self._peak = self._prm_peak = 0
+        self._prm_peak = 0
         self._ending: set[asyncio.Task[None]] = set()
-        self._watching: asyncio.Task[None] | None = None
-        self._embedder = TextEmbedder(options.embedder, options.encoder, options.endpoint)
 
     @classmethod
     async def start(cls, options: SglangOptions) -> SglangEngine:
-        """Wait until every server answers, and read what it is.
-
-        Raises what is wrong with the options or a server: ValueError, OSError, RewardMissing;
-        EngineDown for a server that does not answer in ``start_seconds``.
-        """
-        engine = cls(options)
-        try:
-            await engine._meet()
-            engine._watching = asyncio.create_task(engine._watch())
-        except BaseException:
-            await engine.close()
-            raise
-        return engine
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """What this engine can do; constant while it lives."""
-        return self._capabilities
-
-    @property
-    def replicas(self) -> Sequence[Replica]:
-        """The policy's servers, then the reward model's."""
-        return *self._policy.replicas, *self._rewards.replicas
-
-    @property
-    def moves(self) -> int:
-        """How often a search has gone on at another server."""
-        return self._policy.moves + self._rewards.moves
-
-    @property
-    def sent_again(self) -> int:
-        """How many requests were sent anew since their server was lost."""
-        return self._policy.sent_again + self._rewards.sent_again
+        """As ``started``. Raises what is wrong with the options too."""
+        return await cls(options).started()
 
     async def expand(self, tree: str, branches: Sequence[Branch], sampling: Sampling) -> list[Step]:
         """Draw one step for each branch, in the order asked."""
-        return await self._sampler.expand(self._session(tree), branches, sampling)
-
-    async def score(
-        self,
-        tree: str,
-        prompt: tuple[int, ...],
-        question: str,
-        trajectories: Sequence[Trajectory],
-    ) -> list[float]:
-        """One reward in [0, 1] a trajectory, unrounded."""
-        for trajectory in trajectories:
-            trajectory.check_steps()
-        return await self._scorer.score(self._session(tree), prompt, question, trajectories)
-
-    async def embed(
-        self, tree: str, prompt: tuple[int, ...], trajectories: Sequence[Trajectory]
-    ) -> list[tuple[float, ...]]:
-        """One vector for the last step of each trajectory, from its text."""
-        return await self._embedder.embed(trajectories)
+        return await self._sampler.expand(self._search(tree), branches, sampling)
 
     def hint(self, tree: str, hint: Hint) -> None:
         """What died is not held any more; servers hear of it with the search's next requests."""
-        search = self._session(tree)
+        search = self._search(tree)
         search.costs.mark_dead(hint.dead)
         search.notes.take(hint)
         self._sampler.extension.mark_dead(search, hint.dead)
@@ -155,10 +89,6 @@ class SglangEngine:
         self._sampler.gates.leave(tree)
         await asyncio.shield(self._going_on(self._end_session(tree, search)))
         return search.costs.counters
-
-    async def abort(self, tree: str) -> None:
-        """Stop everything under way for a tree: those calls raise EngineError."""
-        await self.release(tree)
 
     async def usage(self) -> Usage:
         """The servers' own reports; without ``--enable-metrics`` there, what was asked of them."""
@@ -200,24 +130,10 @@ class SglangEngine:
             totals.prm_tokens = reward.prompt - reward.hit
         return totals
 
-    async def health(self) -> None:
-        """Raise EngineDown unless a server of each model is there. In a second it answers, or is
-        busy, or has stood still for ``stall_seconds`` and is lost."""
-        fleets = [fleet for fleet in (self._policy, self._rewards) if fleet.replicas]
-        await asyncio.gather(*(fleet.check() for fleet in fleets))
-
-    async def close(self) -> None:
-        """Stop what is under way and close all connections; the servers go on."""
-        if self._watching is not None:
-            self._watching.cancel()
-        searches = list(self._searches.values())
-        self._searches.clear()
+    async def _stop(self, searches: Sequence[SearchSession]) -> None:
         await asyncio.gather(*(search.stop() for search in searches))
         await asyncio.gather(*(self._sampler.extension.end(search) for search in searches))
         await asyncio.gather(*self._ending, return_exceptions=True)
-        await self._policy.close()
-        await self._rewards.close()
-        await self._embedder.close()
 
     async def _end_session(self, tree: str, search: SearchSession) -> None:
         """Stop what is under way for a tree; its servers are to let go of it."""
@@ -244,18 +160,13 @@ class SglangEngine:
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("a tree was not let go of: %s", error, exc_info=error)
 
-    async def _watch(self) -> None:
-        """Look at the servers now and then, so that one that stands still is noticed whoever asks;
-        while searches are in flight, at their KV too, whose peak nobody else keeps."""
-        for look in count():
-            await asyncio.sleep(WATCH_SECONDS)
-            with suppress(EngineError):
-                await self.health()
-            if self._searches and look % LOOKS_AT_KV == 0:
-                with suppress(EngineError):
-                    await self.usage()
+    async def _look(self, number: int) -> None:
+        """While searches are in flight, at their KV too, whose peak nobody else keeps."""
+        await super()._look(number)
+        if self._searches and number % LOOKS_AT_KV == 0:
+            await self.usage()
 
-    def _session(self, tree: str) -> SearchSession:
+    def _search(self, tree: str) -> SearchSession:
         if tree not in self._searches:
             name = f"{self._names}{next(self._numbers):08x}-"
             self._searches[tree] = SearchSession(
@@ -308,7 +219,7 @@ class SglangEngine:
             top=options.top,
             speculate=options.speculate,
         )
-        self._scorer = self._make_scorer()
+        self._scorer, request = self._make_scorer(), self._reward_request
         self._capabilities = Capabilities(
             logprobs=True,
             grammar=all(replica.has_grammars for replica in self._policy.replicas),
@@ -322,7 +233,7 @@ class SglangEngine:
             embeds=options.embedder,
             context_tokens=context,
             fingerprint=self._fingerprint(),
-            score_tokens=self._overhead(),
+            score_tokens=self._overhead(request.paths if request else None),
             scored_tokens=self._context(self._rewards, self._prm) if self._prm else 0,
             outcome=self._form.outcome,
             likelihood=isinstance(self._scorer, LikelihoodScorer),
@@ -351,13 +262,6 @@ class SglangEngine:
             flops=known_flops(self._prm.checkpoint),
             next_steps=self._sampler.finished_next_steps if self._options.lookahead else None,
         )
-
-    def _overhead(self) -> tuple[int, int]:
-        if self._reward_request is not None:
-            return overhead_of(self._reward_request.paths)
-        if self._judge is not None:
-            return self._judge.overhead()
-        return 0, 0
 
     def _context(self, fleet: Fleet[Replica], text: Text) -> int:
         """The most tokens that all servers take; SGLang keeps a few of the context for itself."""

@@ -16,11 +16,10 @@ import pytest
 from loadtest.hostile.completions_stub import LOGPROB, CompletionsStub
 from loadtest.hostile.sglang_stub import MortalStub
 from models.bundled import SPRIG_FOLDER
-from runtime.openai import openai_engine
 from runtime.openai.completion_server import CompletionServer
 from runtime.openai.openai_engine import OpenaiEngine
 from runtime.openai.openai_options import OpenaiOptions, ServedModel
-from runtime.servers import liveness
+from runtime.servers import liveness, served_engine
 from runtime.servers.remote_server import ServerTimes
 from runtime.text import Text
 from search.controller import search
@@ -48,7 +47,7 @@ PROMPT = tuple(Text(POLICY).encode(QUESTION))
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who is back is noticed soon."""
     monkeypatch.setattr(liveness, "REVIVAL_WAITS", (0.01,))
-    monkeypatch.setattr(openai_engine, "WATCH_SECONDS", 0.05)
+    monkeypatch.setattr(served_engine, "WATCH_SECONDS", 0.05)
 
 
 @dataclass

@@ -13,8 +13,7 @@ import pytest
 
 from loadtest.hostile.sglang_stub import MortalStub, Stub
 from models.bundled import SPRIG_FOLDER
-from runtime.servers import fleet, liveness
-from runtime.sglang import sglang_engine
+from runtime.servers import fleet, liveness, served_engine
 from runtime.sglang.sglang_engine import SglangEngine
 from runtime.sglang.sglang_options import SglangOptions
 from runtime.text import Text
@@ -32,7 +31,7 @@ SPEC = SearchSpec(policy="rebase", width=8, seed=3)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who is back is noticed soon."""
     monkeypatch.setattr(liveness, "REVIVAL_WAITS", (0.01,))
-    monkeypatch.setattr(sglang_engine, "WATCH_SECONDS", 0.05)
+    monkeypatch.setattr(served_engine, "WATCH_SECONDS", 0.05)
 
 
 @dataclass

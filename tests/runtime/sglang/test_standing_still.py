@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from runtime.servers import served_engine
 from runtime.servers.remote_server import ServerTimes
-from runtime.sglang import sglang_engine
 from runtime.sglang.replica import Replica
 from runtime.sglang.sglang_engine import SglangEngine
 from runtime.sglang.sglang_options import SglangOptions
@@ -109,7 +109,7 @@ async def test_who_stands_still_is_noticed_and_who_is_busy_is_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Nobody asks for its health: a look is left unanswered until the time is over."""
-    monkeypatch.setattr(sglang_engine, "WATCH_SECONDS", 0.01)
+    monkeypatch.setattr(served_engine, "WATCH_SECONDS", 0.01)
     async with served(stall_seconds=1.5, probe_seconds=0.1) as (engine, stub):
         (replica,) = engine._policy.replicas
         stub.still = True

@@ -1,0 +1,177 @@
+"""What engines on other people's servers have in common: fleets, searches under way, their end."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from contextlib import suppress
+from itertools import count
+from typing import Generic, Protocol, Self, TypeVar
+
+from runtime.judge import Judge
+from runtime.reward_format import RewardFormat
+from runtime.reward_reader import Paths, overhead_of
+from runtime.servers.fleet import Fleet
+from runtime.servers.policy_scorers import ServedSearch
+from runtime.servers.remote_server import RemoteServer
+from runtime.servers.routing import Routing
+from runtime.servers.server_options import ServerOptions
+from runtime.servers.text_embedder import TextEmbedder
+from runtime.text import Text
+from search.counters import Counters
+from search.engine import Capabilities, EngineError, Trajectory
+
+WATCH_SECONDS = 1.0
+"""Between looks at servers that are up."""
+
+Search = TypeVar("Search", bound=ServedSearch)
+Server = TypeVar("Server", bound=RemoteServer)
+Asker = TypeVar("Asker", bound=ServedSearch, contravariant=True)
+
+
+class ServedScorer(Protocol[Asker]):
+    """Gives a search its rewards."""
+
+    async def score(
+        self,
+        search: Asker,
+        prompt: tuple[int, ...],
+        question: str,
+        trajectories: Sequence[Trajectory],
+        /,
+    ) -> list[float]:
+        """One reward in [0, 1] a trajectory, unrounded."""
+        ...
+
+
+class ServedEngine(ABC, Generic[Search, Server]):
+    """A client of servers, made with its ``start``. Belongs to the event loop it started in.
+
+    The servers own the KV. A search stays on one of each kind, and goes on from its token ids on
+    another one when that is lost.
+    """
+
+    _policy: Fleet[Server]
+    _rewards: Fleet[Server]
+    _scorer: ServedScorer[Search]
+    _capabilities: Capabilities
+
+    def __init__(self, options: ServerOptions, form: RewardFormat, text: Text) -> None:
+        """``form``: of the rewards; ``text``: the policy's."""
+        self._routing = Routing(options.routing)
+        self._form = form
+        self._text = text
+        self._judge = Judge(form, text) if form.reads == "judge" else None
+        self._searches: dict[str, Search] = {}
+        self._past = Counters()
+        self._peak = 0
+        self._watching: asyncio.Task[None] | None = None
+        self._embedder = TextEmbedder(options.embedder, options.encoder, options.endpoint)
+
+    async def started(self) -> Self:
+        """Itself, when every server has answered and it is known what each is.
+
+        Raises what is wrong with a server: ValueError, OSError, RewardMissing; EngineDown for one
+        that does not answer in ``start_seconds``.
+        """
+        try:
+            await self._meet()
+            self._watching = asyncio.create_task(self._watch())
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What this engine can do; constant while it lives."""
+        return self._capabilities
+
+    @property
+    def replicas(self) -> Sequence[Server]:
+        """The policy's servers, then the reward model's."""
+        return *self._policy.replicas, *self._rewards.replicas
+
+    @property
+    def moves(self) -> int:
+        """How often a search has gone on at another server."""
+        return self._policy.moves + self._rewards.moves
+
+    @property
+    def sent_again(self) -> int:
+        """How many requests were sent anew since their server was lost."""
+        return self._policy.sent_again + self._rewards.sent_again
+
+    async def score(
+        self,
+        tree: str,
+        prompt: tuple[int, ...],
+        question: str,
+        trajectories: Sequence[Trajectory],
+    ) -> list[float]:
+        """One reward in [0, 1] a trajectory, unrounded."""
+        for trajectory in trajectories:
+            trajectory.check_steps()
+        return await self._scorer.score(self._search(tree), prompt, question, trajectories)
+
+    async def embed(
+        self, tree: str, prompt: tuple[int, ...], trajectories: Sequence[Trajectory]
+    ) -> list[tuple[float, ...]]:
+        """One vector for the last step of each trajectory, from its text."""
+        return await self._embedder.embed(trajectories)
+
+    @abstractmethod
+    async def release(self, tree: str) -> Counters:
+        """Stop what is under way for a tree; what it cost, all zero for one never seen."""
+
+    async def abort(self, tree: str) -> None:
+        """Stop everything under way for a tree: those calls raise EngineError."""
+        await self.release(tree)
+
+    async def health(self) -> None:
+        """Raise EngineDown unless a server of each model is there. In a second it answers, or is
+        busy, or has stood still for ``stall_seconds`` and is lost."""
+        fleets = [fleet for fleet in (self._policy, self._rewards) if fleet.replicas]
+        await asyncio.gather(*(fleet.check() for fleet in fleets))
+
+    async def close(self) -> None:
+        """Stop what is under way and close all connections; the servers go on."""
+        if self._watching is not None:
+            self._watching.cancel()
+        searches = list(self._searches.values())
+        self._searches.clear()
+        await self._stop(searches)
+        await self._policy.close()
+        await self._rewards.close()
+        await self._embedder.close()
+
+    @abstractmethod
+    async def _meet(self) -> None:
+        """Wait for the servers, and build what depends on what they are."""
+
+    @abstractmethod
+    def _search(self, tree: str) -> Search:
+        """What is known of a tree, which may be new."""
+
+    @abstractmethod
+    async def _stop(self, searches: Sequence[Search]) -> None:
+        """Give up what is under way for them."""
+
+    async def _watch(self) -> None:
+        """Look at the servers now and then, so that one that stands still is noticed whoever
+        asks."""
+        for number in count(1):
+            await asyncio.sleep(WATCH_SECONDS)
+            with suppress(EngineError):
+                await self._look(number)
+
+    async def _look(self, number: int) -> None:
+        """The ``number``th look."""
+        await self.health()
+
+    def _overhead(self, paths: Paths | None) -> tuple[int, int]:
+        """Tokens that a scorer reads besides a reply's own, once and a step (``Capabilities``)."""
+        if paths is not None:
+            return overhead_of(paths)
+        return (0, 0) if self._judge is None else self._judge.overhead()
