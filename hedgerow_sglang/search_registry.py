@@ -88,13 +88,13 @@ class SearchRegistry:
         search = self._searches.get(note.tree)
         if search is None:
             self.block_table.add_tree(note.tree, note.prompt)
-            self.block_table.transition(note.tree, {}, [ROOT], ())
+            self.block_table[note.tree].transition({}, [ROOT], ())
             search = self._searches[note.tree] = _Search(note.prompt)
         if note.hints and note.turn > search.turn:
             self._turns += 1
             search.turn = note.turn
-            hint = note.values, note.active, note.dead, note.outlook
-            self.block_table.transition(note.tree, *hint)
+            blocks = self.block_table[note.tree]
+            blocks.transition(note.values, note.active, note.dead, note.outlook)
             dead_paths += self._remove(note.tree, search, note.dead)
             dead_paths += self._forget_silent()
         search.last_turn = self._turns
@@ -134,7 +134,7 @@ class SearchRegistry:
             above = ROOT
         blocks = self.block_table[note.tree]
         own = max(1, len(tokens) - len(search.paths[above]))
-        self.block_table.boundary(note.tree, note.node, above, own)
+        blocks.add_block(note.node, above, own)
         known = search.paths.get(note.node, tokens[:0])
         if blocks.alive(note.node) and len(known) < len(tokens) and tokens[: len(known)] == known:
             self._add(search, note.node, above, tokens, note.turn)

@@ -9,7 +9,7 @@ highest of its keys.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 
 from kvpolicy.eviction_order import EvictionParams
 from kvpolicy.tree_blocks import TreeBlocks
@@ -51,35 +51,6 @@ class BlockTable:
         """A search is over; an unknown one passes."""
         self._trees.pop(tree, None)
         self._number.pop(tree, None)
-
-    def boundary(
-        self, tree: str, node: int, parent: int, tokens: int, confidence: float | None = None
-    ) -> None:
-        """A block closed; see ``TreeBlocks.add_block``."""
-        self._trees[tree].add_block(node, parent, tokens, confidence)
-
-    def add_attention(self, tree: str, node: int, mass: float, queries: int) -> None:
-        """Attention that later tokens paid to a block; see ``TreeBlocks.add_attention``."""
-        self._trees[tree].add_attention(node, mass, queries)
-
-    def transition(
-        self,
-        tree: str,
-        values: Mapping[int, float],
-        active: Iterable[int],
-        dead: Iterable[int],
-        outlook: Sequence[int] = (),
-    ) -> None:
-        """A search moved on: new rewards, the leaves it expands now, what it will not visit again,
-        and in which order it would turn to the others, where it can say.
-
-        Weights follow when they are next asked for.
-        """
-        blocks = self._trees[tree]
-        blocks.set_values(values)
-        blocks.set_outlook(outlook)
-        blocks.mark_dead(dead)
-        blocks.set_active(active)
 
     def eviction_key(self, tree: str, node: int) -> EvictionKey:
         """Of blocks that may be evicted, the one with the lowest key goes first.

@@ -12,12 +12,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from kvpolicy.block_table import BlockTable
-from kvpolicy.eviction_order import Ints
+from kvpolicy.eviction_order import EvictionParams, Ints
 from kvpolicy.fit import ReentryRows, reentry_rows
-from kvpolicy.value import Floats
-
-_TREE = ""
+from kvpolicy.tree_blocks import TreeBlocks
+from kvpolicy.value import UNFITTED, Floats
 
 
 class ReentryRecorder:
@@ -25,8 +23,7 @@ class ReentryRecorder:
 
     def __init__(self, prompt_tokens: int) -> None:
         """The search stands at its prompt, which is block 0."""
-        self._table = BlockTable()
-        self._table.add_tree(_TREE, prompt_tokens)
+        self._blocks = TreeBlocks(prompt_tokens, UNFITTED.table(), EvictionParams())
         self._left: list[tuple[Ints, Floats]] = []
         """At each transition: blocks off Path* and their v, u and a (3, n)."""
         self._last_on_path: dict[int, int] = {}
@@ -41,11 +38,11 @@ class ReentryRecorder:
     ) -> None:
         """A block closed, unless it has died before. ``attention``: what its end pays to each block
         of its path, the prompt first, as ``attention_shares``; empty where it was not read."""
-        self._table.boundary(_TREE, node, parent, tokens, confidence)
-        blocks = self._table[_TREE]
+        blocks = self._blocks
+        blocks.add_block(node, parent, tokens, confidence)
         chain = blocks.chain(node) if attention and node in blocks else ()
         for block, share in zip(chain, attention, strict=False):
-            self._table.add_attention(_TREE, block, share, 1)
+            blocks.add_attention(block, share, 1)
 
     def transition(
         self,
@@ -54,9 +51,9 @@ class ReentryRecorder:
         dead: Iterable[int],
         outlook: Sequence[int] = (),
     ) -> None:
-        """The search moved on; see ``BlockTable.transition``."""
-        self._table.transition(_TREE, values, active, dead, outlook)
-        blocks = self._table[_TREE]
+        """The search moved on; see ``TreeBlocks.transition``."""
+        blocks = self._blocks
+        blocks.transition(values, active, dead, outlook)
         path, left = blocks.path_and_candidates()
         self._last_on_path |= dict.fromkeys(path.tolist(), len(self._left))
         self._left.append((left, blocks.signals(left)))
@@ -64,7 +61,7 @@ class ReentryRecorder:
     def rows(self) -> ReentryRows:
         """What ``kvpolicy.fit`` is given: a block came back if it is on Path* at a later
         transition, and would have cost its tokens. The search is over."""
-        tokens = self._table[_TREE].tokens
+        tokens = self._blocks.tokens
         signals, reentered, cost = [np.empty((3, 0))], [np.empty(0)], [np.empty(0)]
         for number, (left, before) in enumerate(self._left):
             last = [self._last_on_path.get(node, -1) for node in left.tolist()]

@@ -116,6 +116,23 @@ class TreeBlocks:
         else:
             self._weighed = None
 
+    def transition(
+        self,
+        values: Mapping[int, float],
+        active: Iterable[int],
+        dead: Iterable[int],
+        outlook: Sequence[int] = (),
+    ) -> None:
+        """The search moved on: new rewards, the leaves it expands now, what it will not visit
+        again, and in which order it would turn to the others, where it can say.
+
+        Weights follow when they are next asked for.
+        """
+        self.set_values(values)
+        self.set_outlook(outlook)
+        self.mark_dead(dead)
+        self.set_active(active)
+
     def set_values(self, values: Mapping[int, float]) -> None:
         """Rewards of some blocks, in [0, 1]; unscored blocks below them inherit. Unknown ids pass.
 

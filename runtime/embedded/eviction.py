@@ -145,7 +145,7 @@ class ValueEvictor(Evictor):
     def add_tree(self, tree: str, prompt: np.ndarray) -> None:
         if tree not in self._table:
             self._table.add_tree(tree, len(prompt))
-            self._table.transition(tree, {}, [ROOT], ())
+            self._table[tree].transition({}, [ROOT], ())
             self.radix.index_step((tree, ROOT), prompt)
 
     def end_step(
@@ -158,7 +158,7 @@ class ValueEvictor(Evictor):
             if new:
                 above = parent if parent in blocks else ROOT
                 tokens = max(1, len(path) - blocks.end_position(above))
-                self._table.boundary(tree, node, above, tokens, confidence)
+                blocks.add_block(node, above, tokens, confidence)
             if blocks.alive(node):
                 self.radix.index_step((tree, node), path, (tree, parent))
                 shares = self._attend((tree, node), len(path) - 1) if new else ()
@@ -172,7 +172,7 @@ class ValueEvictor(Evictor):
     def hint(self, tree: str, hint: Hint) -> None:
         with self.timed():
             super().hint(tree, hint)
-            self._table.transition(tree, hint.values, hint.active, hint.dead, hint.outlook)
+            self._table[tree].transition(hint.values, hint.active, hint.dead, hint.outlook)
 
     def remove_tree(self, tree: str) -> None:
         self._table.remove_tree(tree)
@@ -206,7 +206,7 @@ class ValueEvictor(Evictor):
         chain = blocks.chain(node)
         shares = attention_shares(self._attention(slots), blocks.tokens[chain]).tolist()
         for block, share in zip(chain, shares, strict=False):
-            self._table.add_attention(tree, block, share, 1)
+            blocks.add_attention(block, share, 1)
         return tuple(shares)
 
 

@@ -23,11 +23,11 @@ def two_trees() -> BlockTable:
     table = BlockTable()
     table.add_tree("ash", 5)
     table.add_tree("oak", 5)
-    table.boundary("ash", 1, 0, 10)
-    table.boundary("ash", 2, 0, 10)
-    table.boundary("oak", 1, 0, 10)
-    table.transition("ash", {1: 0.9, 2: 0.1}, [1], [])
-    table.transition("oak", {1: 0.5}, [], [])
+    table["ash"].add_block(1, 0, 10)
+    table["ash"].add_block(2, 0, 10)
+    table["oak"].add_block(1, 0, 10)
+    table["ash"].transition({1: 0.9, 2: 0.1}, [1], [])
+    table["oak"].transition({1: 0.5}, [], [])
     return table
 
 
@@ -49,7 +49,7 @@ def test_a_budget_below_the_active_paths_is_refused_with_both_sizes() -> None:
 def test_ranks_put_the_path_last_and_the_later_tree_first() -> None:
     """Off the path by weight; on it, or at equal weights, the later tree and the higher id go."""
     table = two_trees()
-    table.transition("oak", {}, [1], [])
+    table["oak"].transition({}, [1], [])
     order = sorted(
         [("ash", 1), ("ash", 2), ("oak", 1), ("oak", 9)], key=lambda b: table.eviction_key(*b)
     )
@@ -67,7 +67,7 @@ def test_attention_reaches_a_trees_blocks() -> None:
     """A block that later tokens attend to is dearer than it was."""
     table = two_trees()
     before = table.eviction_key("ash", 2)
-    table.add_attention("ash", 2, 9.0, 10)
+    table["ash"].add_attention(2, 9.0, 10)
     assert table.eviction_key("ash", 2) > before
 
 
@@ -115,16 +115,16 @@ class BlockTableMachine(RuleBasedStateMachine):
         name = data.draw(st.sampled_from(sorted(self.parents)))
         parents, dead = self.parents[name], self.dead[name]
         leaf = data.draw(st.sampled_from([n for n in range(len(parents)) if n not in dead]))
-        self.table.transition(name, {}, [leaf], [])
+        self.table[name].transition({}, [leaf], [])
         values = {}
         for size in sizes:
             node = len(parents)
             parents.append(leaf)
-            self.table.boundary(name, node, leaf, size)
+            self.table[name].add_block(node, leaf, size)
             self.held[name].append(size)
             if data.draw(st.booleans()):
                 values[node] = data.draw(st.floats(0, 1))
-        self.table.transition(name, values, [len(parents) - 1], [])
+        self.table[name].transition(values, [len(parents) - 1], [])
         self.press()
 
     @precondition(lambda self: self.parents)
@@ -138,7 +138,7 @@ class BlockTableMachine(RuleBasedStateMachine):
         removed |= {n for n in range(top + 1, len(parents)) if self.above(name, n) & removed}
         if top and not removed & set(active):
             self.dead[name] |= removed
-            self.table.transition(name, {}, active, removed)
+            self.table[name].transition({}, active, removed)
             self.press()
 
     def above(self, name: str, node: int) -> set[int]:

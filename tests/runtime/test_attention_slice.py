@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from kvpolicy.block_table import BlockTable
+from kvpolicy.tree_blocks import TreeBlocks
 from kvpolicy.value import UNFITTED, attention_shares
 from runtime.embedded.eviction import VALUE_PARAMS, ValueParams
 from runtime.embedded.model.batch_plan import Span
@@ -144,14 +144,14 @@ def test_every_later_step_adds_to_what_a_block_has_got(
     monkeypatch.setattr(Letters, "pieces", (*Letters.pieces, *[b"?"] * 300))
     monkeypatch.setattr(Letters, "eos", frozenset[int]())
     heard: dict[int, list[float]] = {}
-    attend = BlockTable.add_attention
+    attend = TreeBlocks.add_attention
 
-    def hear(table: BlockTable, tree: str, node: int, mass: float, queries: int) -> None:
+    def hear(blocks: TreeBlocks, node: int, mass: float, queries: int) -> None:
         assert queries == 1
         heard.setdefault(node, []).append(mass)
-        attend(table, tree, node, mass, queries)
+        attend(blocks, node, mass, queries)
 
-    monkeypatch.setattr(BlockTable, "add_attention", hear)
+    monkeypatch.setattr(TreeBlocks, "add_attention", hear)
     steps, asked, engine = grown(forward, ATTENTIVE)
     assert len(heard[ROOT]) == len(steps) == 15
     parents = [branch.parent for branch in asked]

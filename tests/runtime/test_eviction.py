@@ -11,6 +11,7 @@ import torch
 
 from kvpolicy.block_table import BlockTable, EvictionKey, confidence_of_entropy
 from kvpolicy.eviction_order import EvictionParams
+from kvpolicy.tree_blocks import TreeBlocks
 from kvpolicy.value import Theta
 from runtime.embedded.cache_node import CacheNode
 from runtime.embedded.choices import KvPolicy
@@ -102,14 +103,22 @@ def test_a_step_closes_with_the_certainty_of_its_last_token(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """u = 1 - H / log|V|, with the entropy that the step itself tells."""
-    heard = []
-    monkeypatch.setattr(BlockTable, "boundary", lambda *event: heard.append(event[1:]))
+    heard: dict[int, float | None] = {}
+    add_block = TreeBlocks.add_block
+
+    def hear(
+        blocks: TreeBlocks, node: int, parent: int, tokens: int, confidence: float | None = None
+    ) -> None:
+        heard[node] = confidence
+        add_block(blocks, node, parent, tokens, confidence)
+
+    monkeypatch.setattr(TreeBlocks, "add_block", hear)
     engine, _ = scheduler(model=Endless())
     prompt = tuple(range(20))
     branches = [Branch(ROOT, i, prompt, node_seed(0, "t", (i,)), 20, i + 1) for i in range(6)]
     engine.expand(1, "tree", branches, STEPS)
     steps = finish(engine)[1]
-    assert {node: confidence for _, node, _, _, confidence in heard} == {
+    assert heard == {ROOT: None} | {
         i: confidence_of_entropy(step.entropy, VOCAB) for i, step in enumerate(steps, start=1)
     }
 
@@ -289,7 +298,7 @@ class Growing:
         self.radix.reindex_steps(tree, path, 0)
         self.paths[tree, node] = path
         if above is not None:
-            self.table.boundary(tree, node, above, len(path) - len(self.paths[tree, above]))
+            self.table[tree].add_block(node, above, len(path) - len(self.paths[tree, above]))
         self.radix.index_step((tree, node), path, None if above is None else (tree, above))
         self.candidates.add((tree, node))
 
@@ -298,7 +307,7 @@ class Growing:
         known = [node for name, node in self.paths if name == tree]
         leaf = self.draw.choice(known)
         values = {node: self.draw.random() for node in self.draw.sample(known, len(known) // 2)}
-        self.table.transition(tree, values, [leaf], [])
+        self.table[tree].transition(values, [leaf], [])
         for _ in range(3):
             step = self.draw.choices(range(3), k=self.draw.randrange(1, 5))
             path = np.concatenate([self.paths[tree, leaf], np.array(step, dtype=np.int64)])
