@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 import numpy as np
@@ -19,6 +20,21 @@ class Flops(Protocol):
         ``logits``: how many of them pass the model's head, all by default.
         """
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class PassFlops:
+    """``Flops`` by the multiplications for a row, for a key that a row attends to, and for a row's
+    logits."""
+
+    row: int
+    key: int
+    logits: int
+
+    def __call__(self, tokens: int, context_sum: int, logits: int | None = None) -> float:
+        """As ``Flops``."""
+        head = self.logits * (tokens if logits is None else logits)
+        return 2.0 * (self.row * tokens + self.key * context_sum + head)
 
 
 def no_flops(tokens: int, context_sum: int, logits: int | None = None) -> float:

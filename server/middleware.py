@@ -163,7 +163,8 @@ class AuthMiddleware:
                 raise ApiError(404, "not_found", "there is no such route")
             must_hold(self._service.settings.admin_key, sent)
             return False
-        state["key"] = self._service.keys.find(sent)
+        keys = self._service.keys
+        state["key"] = keys.find(sent) if keys.required else keys.anybody
         branch = path.startswith("/v1/search/") and path.endswith("/branch")
         searches = scope["method"] == "POST" and (path in SEARCH_PATHS or branch)
         if searches:

@@ -268,21 +268,16 @@ class EngineLoop:
         tree, prompt = message.tree, message.prompt
         if self._judge is not None:
             self._judge.score(message.call, tree, message.question, message.trajectories)
-        elif not self._format.needs_model:
-            self._answer(
-                message.call, [self._likelihood(message, t.steps) for t in message.trajectories]
-            )
-        elif self._scorer is None:
+        elif self._scorer is not None:
+            extension, trajectories = self._scheduler.beam_extension, message.trajectories
+            lookahead = self._options.lookahead
+            ahead = extension.finished_next_steps(tree, trajectories) if lookahead else {}
+            self._scorer.score(message.call, tree, prompt, message.question, trajectories, ahead)
+        elif self._format.needs_model:
             raise RewardMissing(f"reward_format {self._format.name!r}: no reward model is loaded")
         else:
-            extension = self._scheduler.beam_extension
-            ahead = (
-                extension.finished_next_steps(tree, message.trajectories)
-                if self._options.lookahead
-                else {}
-            )
-            trajectories = message.trajectories
-            self._scorer.score(message.call, tree, prompt, message.question, trajectories, ahead)
+            rewards = [self._likelihood(message, t.steps) for t in message.trajectories]
+            self._answer(message.call, rewards)
 
     def _likelihood(self, message: Score, steps: tuple[tuple[int, ...], ...]) -> float:
         try:

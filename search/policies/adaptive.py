@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isqrt
 from typing import ClassVar
 
-from search.policies.policy import Round, Scores, remaining
+from search.policies.policy import Round, Scores, remaining, restarts_of
 from search.policies.rebase import Rebase
 from search.spec import SearchSpec, StopReason
 from search.tree import ROOT, Node, NodeState, Tree
 
+RESTARTS = 2
 ROUNDING = 1e-9
 """A share that equals its threshold but for rounding reaches it."""
 
@@ -42,9 +43,11 @@ class Adaptive:
 
     @classmethod
     def from_spec(cls, spec: SearchSpec) -> Adaptive:
-        """The policy as the spec sets it; ``chains`` defaults to the rounded-up root of width."""
+        """The policy as the spec sets it; ``chains`` defaults to the rounded-up root of width,
+        ``restarts`` to RESTARTS."""
         chains = min(spec.chains or isqrt(spec.width - 1) + 1, spec.width)
-        return cls(spec.width, chains, spec.agreement, Rebase.from_spec(spec))
+        tree_search = replace(Rebase.from_spec(spec), restarts=restarts_of(spec, RESTARTS))
+        return cls(spec.width, chains, spec.agreement, tree_search)
 
     def plan(self, tree: Tree) -> Round | None:
         """As ``plan_knowing`` where no answers are known."""

@@ -11,7 +11,7 @@ from typing import ClassVar
 from search.clusters import uniqueness
 from search.engine import EngineError
 from search.policies.floor import with_floor
-from search.policies.policy import LevelPolicy, Round, Scores, by_reward
+from search.policies.policy import LevelPolicy, Round, Scores, by_reward, restarts_of
 from search.policies.rebase import round_of
 from search.policies.restarts import Restarts
 from search.spec import SearchSpec
@@ -50,7 +50,7 @@ class Dora(LevelPolicy):
     def from_spec(cls, spec: SearchSpec) -> Dora:
         """The policy as the spec sets it."""
         temperatures = spec.reward_temperature, spec.similarity_temperature
-        restarts = Restarts.from_spec(spec)
+        restarts = restarts_of(spec)
         return cls(spec.width, *temperatures, spec.floor_levels, restarts=restarts)
 
     def suited_to(self, embedder: str | None) -> Dora:

@@ -9,7 +9,7 @@ from typing import ClassVar
 from search.clusters import PAPER_THRESHOLD, THRESHOLDS, cluster
 from search.engine import EngineError
 from search.leaf_selection import NODE_LIMIT, Program, optimum
-from search.policies.policy import LevelPolicy, Round, Scores, by_reward
+from search.policies.policy import LevelPolicy, Round, Scores, by_reward, restarts_of
 from search.policies.rebase import children_by_node
 from search.policies.restarts import Restarts
 from search.spec import CostName, SearchSpec, SolverName
@@ -55,7 +55,7 @@ class Ets(LevelPolicy):
             spec.cost,
             spec.cluster_threshold,
             spec.solver,
-            restarts=Restarts.from_spec(spec),
+            restarts=restarts_of(spec),
         )
 
     @classmethod

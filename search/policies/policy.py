@@ -178,6 +178,12 @@ def share_evenly(total: int, nodes: Sequence[int]) -> dict[int, int]:
     return {node: share + (i < left) for i, node in enumerate(nodes)}
 
 
+def restarts_of(spec: SearchSpec, default: int = 0) -> Restarts | None:
+    """When a tree starts again, as the spec sets it: by default never, as in the papers."""
+    most = default if spec.restarts is None else spec.restarts
+    return Restarts(most, spec.hopeless_below) if most else None
+
+
 def beams_of(spec: SearchSpec) -> int:
     """Leaves kept a round: ``beam_width``, by default the rounded-up root of the width."""
     return spec.beam_width or isqrt(spec.width - 1) + 1

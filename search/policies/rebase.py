@@ -10,7 +10,7 @@ from math import ceil, exp
 from typing import ClassVar
 
 from search.policies.floor import with_floor
-from search.policies.policy import LevelPolicy, Round, Scores, by_reward
+from search.policies.policy import LevelPolicy, Round, Scores, by_reward, restarts_of
 from search.policies.restarts import Restarts
 from search.spec import SearchSpec
 from search.tree import Node, Tree
@@ -41,7 +41,7 @@ class Rebase(LevelPolicy):
     @classmethod
     def from_spec(cls, spec: SearchSpec) -> Rebase:
         """The policy as the spec sets it."""
-        dials = spec.mass, spec.floor_levels, Restarts.from_spec(spec)
+        dials = spec.mass, spec.floor_levels, restarts_of(spec)
         return cls(spec.width, spec.reward_temperature, *dials)
 
     def share(self, tree: Tree, leaves: list[Node], spend: int) -> Round:

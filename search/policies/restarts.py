@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from search.spec import SearchSpec
 from search.tree import ROOT, Node, Tree
-
-ADAPTIVE_RESTARTS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,14 +22,6 @@ class Restarts:
 
     most: int
     below: float = 0.3
-
-    @classmethod
-    def from_spec(cls, spec: SearchSpec) -> Restarts | None:
-        """As the spec sets it; ``restarts`` defaults to ADAPTIVE_RESTARTS or to none, as in the
-        papers."""
-        default = ADAPTIVE_RESTARTS if spec.policy == "adaptive" else 0
-        most = default if spec.restarts is None else spec.restarts
-        return cls(most, spec.hopeless_below) if most else None
 
     def places(self, tree: Tree, leaves: Sequence[Node], spend: int, width: int) -> int:
         """How many of ``spend`` children the root gets, and none the ``leaves`` of a level; 0 where

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from kvpolicy.roofline import DevicePeaks, ModelCosts
+from runtime.accounting import PassFlops
 from runtime.checkpoint import SIZES, read_config
 
 ARCHITECTURES = {
@@ -37,22 +38,6 @@ REPEATS = 5
 
 class UnsupportedModel(ValueError):
     """A checkpoint asks for something that the embedded forward does not do; names the field."""
-
-
-@dataclass(frozen=True, slots=True)
-class PassFlops:
-    """What a forward pass costs, by the multiplications for a row, for a key that a row attends to,
-    and for a row's logits (``runtime.accounting.Flops``)."""
-
-    row: int
-    key: int
-    logits: int
-
-    def __call__(self, tokens: int, context_sum: int, logits: int | None = None) -> float:
-        """Multiplies and adds over ``tokens`` rows that attend to ``context_sum`` keys in all, each
-        to itself as well; ``logits``: the rows that pass the head (None: all)."""
-        head = self.logits * (tokens if logits is None else logits)
-        return 2.0 * (self.row * tokens + self.key * context_sum + head)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +81,11 @@ class ModelConfig:
     tied: bool
     sliding_window: int | None
     context: int
+    group: int = field(init=False)
+    """Query heads that share a key/value head."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "group", self.heads // self.kv_heads)
 
     @classmethod
     def from_checkpoint(cls, path: str | Path) -> ModelConfig:
@@ -152,11 +142,6 @@ class ModelConfig:
             sliding_window=window,
             context=raw["max_position_embeddings"],
         )
-
-    @property
-    def group(self) -> int:
-        """Query heads that share a key/value head."""
-        return self.heads // self.kv_heads
 
     @property
     def flops(self) -> PassFlops:
