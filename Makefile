@@ -29,6 +29,8 @@ READY := .venv/.ready
 MUTMUT := .venv/.mutmut
 TOOLS := .venv/release/bin
 AUDIT := .venv/release/.ready
+# Containers often forbid it, and then every server that a test starts compiles all of Hedgerow.
+unexport PYTHONDONTWRITEBYTECODE
 # A file's tests share what they start. tests/conftest.py has the longest files begin first.
 SPREAD := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 # Files of weights (176 MB): what these packages ask for beside them, llama.cpp to compile and

@@ -35,6 +35,7 @@ from server.settings import Settings
 from tests.search.scripted_engine import ScriptedEngine
 from tests.server.conftest import BASE, PlainText
 
+AT_LENGTH = "SCHEMA_EXAMPLES" in os.environ
 EXAMPLES = int(os.environ.get("SCHEMA_EXAMPLES", "4"))
 """An operation; 650 are some 5,200 cases in all (six operations have one case each)."""
 
@@ -72,6 +73,8 @@ def make_app() -> Any:
 
 schema = schemathesis.openapi.from_asgi("/openapi.json", make_app())
 schema.config.generation.update(modes=[GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
+# Each bound of each field: 6,200 cases, which every process that collects tests makes in a minute.
+schema.config.phases.coverage.enabled = AT_LENGTH
 
 
 @pytest.mark.promise("Whatever is sent, the answer is a reply or a clear 4xx")
