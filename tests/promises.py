@@ -15,7 +15,8 @@ HEAD = """# What must hold
 
 Same seed, same tree: every optimisation changes time and memory, never the result. Each sentence
 here is a marker of the test that fails when it stops being true (`@pytest.mark.promise`);
-`python -m tests.promises` prints this page.
+`python -m tests.promises` prints this page. `make check` runs them, but for those that are marked
+`nightly` (`make nightly`) and those on vLLM (`make test-vllm`).
 """
 
 

@@ -44,6 +44,7 @@ def report(run: subprocess.Popen[str]) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_killed_run_goes_on_to_the_same_outcome(tmp_path: Path) -> None:
     """SIGKILL after some rows; the second run keeps these and comes to what an undisturbed one

@@ -13,7 +13,7 @@ from runtime.sglang.launched_server import LaunchOptions
 from tests.runtime.sglang.support import PYTHON
 from tests.server.test_process import Server
 
-pytestmark = [pytest.mark.sglang, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.sglang, pytest.mark.nightly, pytest.mark.timeout(600)]
 
 PROMPTS = 8
 

@@ -46,6 +46,7 @@ def what_is_installed_here(stage: Stage) -> None:
         (site / "here.pth").write_text(sysconfig.get_path("purelib"))
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_the_steps_make_a_server_that_answers_its_probe(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

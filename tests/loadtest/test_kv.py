@@ -176,6 +176,7 @@ def test_a_small_run() -> None:
     assert rows[-1]["within"] == 1.0
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_budget_for_all_that_is_read_at_once() -> None:
     """Four leaves a round read more than an eighth of what is held: nothing waits, less goes."""
@@ -193,6 +194,7 @@ def test_a_budget_for_all_that_is_read_at_once() -> None:
     assert found[False]["recomputed_tokens"] > found[True]["recomputed_tokens"]
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_kept_searches_are_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same rows, times included, from the file alone; another budget is run."""
@@ -222,6 +224,7 @@ def test_kept_searches_are_not_run_again(tmp_path: Path, monkeypatch: pytest.Mon
     assert more[:2] == first
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_small_run_with_token_eviction() -> None:
     """Every key; budgets kept; made whole again it is the tree of full retention in the exact

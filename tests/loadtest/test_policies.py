@@ -44,6 +44,7 @@ def test_a_refusal_is_a_line_on_stderr() -> None:
     assert done.stderr.splitlines() == ["loadtest.policies: --limit: 0: must be at least 1"]
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_small_run_in_real_engines() -> None:
     """Every key, JSON alone on stdout, and in every pool the trees of the untimed comparison."""

@@ -56,6 +56,7 @@ def test_the_report_has_a_line_and_a_picture_for_each(tmp_path: Path) -> None:
     assert sorted(named) == sorted(path.name for path in tmp_path.iterdir())
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_scenario_runs() -> None:

@@ -53,6 +53,7 @@ def test_the_items_of_a_list() -> None:
     ]
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 async def test_servers_killed_under_streams() -> None:
@@ -62,6 +63,7 @@ async def test_servers_killed_under_streams() -> None:
     assert held(dict.fromkeys(COLUMNS) | row)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(not LINUX, reason="reads /proc")

@@ -140,7 +140,8 @@ def test_pieces_of_a_text_join_to_it(text: Text) -> None:
     assert [text.decode([token]) for token in digits] == ["2", "0", "2", "6"]
 
 
-@pytest.mark.parametrize("layers", [2, pytest.param(30, marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("layers", [2, 30])
 def test_the_whole_context_is_read(layers: int, folder: Path, text: Text, tmp_path: Path) -> None:
     """8,192 tokens, the last places included: logits are those of transformers, on the first two
     layers, and on all thirty, which take a minute."""
@@ -225,6 +226,7 @@ SWITCHES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.nightly
 @pytest.mark.promise("Its trees do not depend on switches or on KV")
 @pytest.mark.parametrize(
     ("rewards", "switches"),
@@ -246,6 +248,7 @@ async def test_same_seed_same_tree(
         assert await together(engine(**common, **SWITCHES[name]), text) == plain, name
 
 
+@pytest.mark.nightly
 async def test_a_quarter_of_the_kv_grows_the_same_tree(engine: MakeEngine, text: Text) -> None:
     """What was given up is computed again when the search comes back to it."""
     spec = SearchSpec(policy="self_consistency", width=12, seed=4, ignore_eos=True, **SHORT)

@@ -109,6 +109,7 @@ def test_every_choice_is_brute_forces() -> None:
     assert sum(check(case(seed)) for seed in range(1000)) > 600
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_ten_thousand_choices_are_brute_forces() -> None:
     """The same over more and larger ones."""

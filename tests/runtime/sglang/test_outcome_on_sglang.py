@@ -25,6 +25,7 @@ from tests.runtime.tiny_models import make_checkpoint, make_tokenizer
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.sglang,
+    pytest.mark.nightly,
     pytest.mark.timeout(1800),
     pytest.mark.asyncio(loop_scope="module"),
 ]

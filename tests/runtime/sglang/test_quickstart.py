@@ -56,6 +56,7 @@ def test_the_page_is_short_and_names_one_model_throughout() -> None:
     assert re.findall(r"^HEDGEROW_\w+_MODEL=(\S+)$", example, re.M) == serve_line()[2::2]
 
 
+@pytest.mark.nightly
 @pytest.mark.sglang
 def test_the_lines_lead_to_a_searched_answer(tmp_path: Path) -> None:
     """The class of each model, the profile, the reward format and the served name are read off the
