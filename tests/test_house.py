@@ -84,6 +84,7 @@ def test_examples_are_fresh_and_can_be_had_again(request: pytest.FixtureRequest)
     assert core.global_force_seed == int(request.config.option.hypothesis_seed)
 
 
+@pytest.mark.slow
 def test_every_process_of_a_run_draws_by_one_seed(tmp_path: Path) -> None:
     """Two workers under ``CI=true`` write down theirs: the one that was said at the start."""
     probe = (

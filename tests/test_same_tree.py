@@ -181,6 +181,9 @@ def reference(bare: list[str]) -> list[str]:
 
 
 SLOW = {
+    "batch limit 64",
+    "a small pool by age",
+    "drafts, checked two at a time, in a small pool",
     "engine restarted",
     "warm cache",
     "a small pool by worth",

@@ -57,6 +57,7 @@ def embedded_tokens(forward: Forward, branch: Branch, sampling: Sampling) -> lis
     return drawn
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("temperature", "top_p"), [(1.0, 1.0), (0.7, 0.9)])
 async def test_the_embedded_forward_draws_the_references_tokens(checkpoint, temperature, top_p):
     """Same noise, same tokens, on every architecture; a step may end early, never differ."""

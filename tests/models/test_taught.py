@@ -15,6 +15,7 @@ from models.train.taught import lesson, taught
 SEEDS = st.integers(0, 2**32)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TASKS)
 @given(SEEDS.map(random.Random))
 def test_a_right_derivation_is_right_throughout(name: str, rng: random.Random) -> None:

@@ -150,6 +150,7 @@ def test_along_the_drafts_of_another_by_hand() -> None:
     assert [run.logprob for run in runs] == [-3.0, -2.0, -2.0, -1.0]
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(
     places=st.integers(1, 12),

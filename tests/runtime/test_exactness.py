@@ -133,6 +133,7 @@ def whole(llama_forward) -> torch.Tensor:
     return in_chunks(llama_forward, sequence(LENGTH), [])
 
 
+@pytest.mark.slow
 def test_one_thread_is_two(llama_forward, llama, kernel):
     """A batch large enough to be split between threads: equal bits with 1, 2 and 3 of them."""
     spans = [

@@ -252,6 +252,7 @@ async def steps(
         await engine.close()
 
 
+@pytest.mark.slow
 @pytest.mark.promise(
     "A reply under a JSON schema has the same ids with and without drafts, sharing, company, "
     "eviction and preemption."

@@ -130,6 +130,7 @@ def paths(count: int = 6) -> list[Trajectory]:
     ]
 
 
+@pytest.mark.slow
 async def test_the_same_verdicts_in_company_and_in_the_reference(
     options: EngineOptions,
 ) -> None:

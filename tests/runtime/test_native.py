@@ -122,6 +122,7 @@ def test_heads_that_it_cannot_read_are_left_to_torch(size: int) -> None:
         choose_kernel("native", replace(CONFIG, head_dim=size), (1,))
 
 
+@pytest.mark.slow
 @built
 @pytest.mark.parametrize("size", [16, 48, 80, 96, 128, 256])
 @pytest.mark.parametrize("window", [None, 40])

@@ -43,6 +43,7 @@ def test_steps_are_what_naive_decoding_samples(reference: list) -> None:
         assert step == naive_step(branch, SAMPLING)
 
 
+@pytest.mark.slow
 @pytest.mark.promise("A child says the same whenever it is run; nothing is truncated or drawn anew")
 @pytest.mark.parametrize("kv_policy", ["lru", "arborkv"])
 @pytest.mark.parametrize(

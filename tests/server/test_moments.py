@@ -143,6 +143,7 @@ def little_to_collect() -> Iterator[None]:
     gc.unfreeze()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cut_off", [False, True])
 @pytest.mark.parametrize("who", [0, 1])
 @pytest.mark.parametrize("kind", KINDS)

@@ -67,6 +67,7 @@ async def rewards(client: httpx2.AsyncClient, body: dict[str, Any]) -> list[list
     return [row["rewards"] for row in got["data"]]
 
 
+@pytest.mark.slow
 @pytest.mark.promise(
     "Steps that a client has are scored as a search scores them, by every format, alone or in "
     "company; the key pays for what was read"

@@ -116,6 +116,7 @@ def test_with_room_for_everything_every_policy_draws_what_a_naive_engine_does(
     assert search.engine.spent.rehydrations == 0
 
 
+@pytest.mark.slow
 @pytest.mark.promise(
     "Token eviction: active paths whole where they come back, the budget kept, the accounting "
     "right, private to its tree"

@@ -16,6 +16,7 @@ def llama(tmp_path_factory) -> Path:
     return make_checkpoint(tmp_path_factory.mktemp("model") / "llama")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ARCHITECTURES)
 async def test_every_architecture_grows_the_references_tree(name: str, tmp_path: Path) -> None:
     """Same noise, same tokens: biases, head norms, windows and scaled rotations included."""
