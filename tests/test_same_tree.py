@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from itertools import cycle
+from typing import Any
 
 import pytest
 
@@ -188,25 +189,28 @@ SLOW = {
     "warm cache",
     "a small pool by worth",
     "a small pool by all signals",
-    "two candidates a draft",
     "two candidates a draft, deduplicated, in a small pool",
-    "drafts one after another",
-    "speculative expansion",
     "speculative expansion in a small pool",
     "two threads",
     "beside seven others",
     "drafts, deduplicated",
 }
 """Changes that take a while and whose like is among the others, or in everything."""
+NIGHTLY = {"two candidates a draft", "drafts one after another", "speculative expansion"}
+"""Of which others are more."""
+
+
+def marked(change: str) -> Any:
+    """A change, with when it is tried."""
+    long = [pytest.mark.slow] if change in SLOW | NIGHTLY else []
+    return pytest.param(change, marks=long + [pytest.mark.nightly] * (change in NIGHTLY))
 
 
 @pytest.mark.promise(
     "Every optimisation changes time and memory, never the result: everything off, then each and "
     "all of them on, equal digests"
 )
-@pytest.mark.parametrize(
-    "change", [pytest.param(c, marks=pytest.mark.slow) if c in SLOW else c for c in CHANGES]
-)
+@pytest.mark.parametrize("change", [marked(change) for change in CHANGES])
 def test_same_seed_same_tree(change: str, reference: list[str]) -> None:
     """Everything off, then each change and all of them: equal digests."""
     run, options = CHANGES[change]

@@ -62,6 +62,7 @@ def test_a_small_run_in_real_engines() -> None:
             assert row["kv_reduction_vs_rebase"] == row["throughput_vs_rebase"] == 1.0
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_comparison_without_times(tmp_path: Path) -> None:
     """The same keys, of which those about time say nothing; what is kept is not searched again."""

@@ -115,6 +115,7 @@ def said_after(model: str, path: Sequence[int]) -> np.ndarray:
     return forward.run([span], forward.new_store(len(path)))[0].numpy()
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_twenty_thousand_samples_fit_the_policy(count: int) -> None:
@@ -136,6 +137,7 @@ def test_twenty_thousand_samples_fit_the_policy(count: int) -> None:
     assert fits(drawn, p)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize("k_config", [(1, 1, 1), (2, 2, 1)])
 def test_branches_drawn_by_rejection_fit_the_policy(k_config: tuple[int, ...]) -> None:

@@ -23,6 +23,7 @@ from tests.runtime.sglang.support import START_SECONDS, SharedServers, stock
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.sglang,
+    pytest.mark.nightly,
     pytest.mark.timeout(1800),
     pytest.mark.asyncio(loop_scope="session"),
 ]
