@@ -64,9 +64,9 @@ class CompletionSampler:
             stops = self._stops.of(sampling.stop)
         except ValueError as error:
             raise EngineError(str(error)) from None
-        search.prompt = search.prompt or min((branch.tokens for branch in branches), key=len)
+        search.begin(branches)
         steps = [StepCompletion(branch, sampling, stops, self._text.eos) for branch in branches]
-        await search.tasks.together(search.tree, [self._draw(search, step) for step in steps])
+        await search.together([self._draw(search, step) for step in steps])
         return steps
 
     async def sum_logprobs(
@@ -75,7 +75,7 @@ class CompletionSampler:
         """Of each path's tokens from position ``start`` on: the sum of their log-probabilities, and
         how many they are."""
         reads = [self._read(search, path, start) for path in paths]
-        return await search.tasks.together(search.tree, reads)
+        return await search.together(reads)
 
     async def _draw(self, search: OpenaiSearch, step: StepCompletion) -> None:
         """The step to its end."""

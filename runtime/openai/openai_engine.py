@@ -23,7 +23,6 @@ from runtime.openai.server_trials import dialect_of, say, tried
 from runtime.reward_format import reward_format
 from runtime.servers.fleet import Fleet, wait_for_all
 from runtime.servers.policy_scorers import LikelihoodScorer, PolicyJudge
-from runtime.servers.request_costs import RequestCosts
 from runtime.servers.served_engine import ServedEngine
 from runtime.servers.server_errors import WrongServer
 from runtime.text import Text
@@ -84,7 +83,7 @@ class OpenaiEngine(ServedEngine[OpenaiSearch, CompletionServer]):
         search = self._searches.pop(tree, None)
         if search is None:
             return Counters()
-        await search.tasks.stop()
+        await search.stop()
         counters = search.costs.counters
         self._past += counters
         self._routing.check(self._past.expected_tokens, self._past.rehydrated_tokens)
@@ -114,11 +113,11 @@ class OpenaiEngine(ServedEngine[OpenaiSearch, CompletionServer]):
         )
 
     async def _stop(self, searches: Sequence[OpenaiSearch]) -> None:
-        await asyncio.gather(*(search.tasks.stop() for search in searches))
+        await asyncio.gather(*(search.stop() for search in searches))
 
     def _search(self, tree: str) -> OpenaiSearch:
         if tree not in self._searches:
-            self._searches[tree] = OpenaiSearch(tree, next(self._numbers), RequestCosts())
+            self._searches[tree] = OpenaiSearch(tree, next(self._numbers))
         return self._searches[tree]
 
     def _fleet(self, what: str, model: ServedModel | None) -> Fleet[CompletionServer]:

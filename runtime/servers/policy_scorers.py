@@ -3,37 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import MutableMapping, Sequence
-from typing import Generic, Protocol, Self, TypeVar
+from collections.abc import Sequence
+from typing import Generic, Protocol, TypeVar
 
 from runtime.judge import Judge
 from runtime.servers.drawn_step import DrawnStep
-from runtime.servers.request_costs import RequestCosts
+from runtime.servers.request_costs import Path
+from runtime.servers.served_search import ServedSearch
 from search.engine import Branch, Sampling, Trajectory
-
-Path = tuple[int, ...]
-
-
-class ServedSearch(Protocol):
-    """A search under way on servers. ``logprobs``: of each path the last step's sum and number of
-    tokens."""
-
-    prompt: Path
-
-    @property
-    def costs(self) -> RequestCosts:
-        """What it has cost."""
-        ...
-
-    @property
-    def logprobs(self) -> MutableMapping[Path, tuple[float, int]]:
-        """Of each path the last step's sum and number of tokens."""
-        ...
-
-    def apart(self) -> Self:
-        """The same search with costs and paths of their own: stopped with it."""
-        ...
-
 
 S = TypeVar("S", bound=ServedSearch, contravariant=True)
 

@@ -13,9 +13,9 @@ from runtime.judge import Judge
 from runtime.reward_format import RewardFormat
 from runtime.reward_reader import Paths, overhead_of
 from runtime.servers.fleet import Fleet
-from runtime.servers.policy_scorers import ServedSearch
 from runtime.servers.remote_server import RemoteServer
 from runtime.servers.routing import Routing
+from runtime.servers.served_search import ServedSearch
 from runtime.servers.server_options import ServerOptions
 from runtime.servers.text_embedder import TextEmbedder
 from runtime.text import Text

@@ -69,8 +69,8 @@ class StepSampler:
     async def _wait_for_room(self, search: SearchSession, branches: Sequence[Branch]) -> int:
         """Until the KV of older searches on this search's server leaves room for the round; the
         most tokens to ask for of each of its steps at first."""
-        prompt = search.prompt or min((branch.tokens for branch in branches), key=len)
-        gate = self.gates.of(await self.fleet.reach(search.tree, prompt), search.tree)
+        search.begin(branches)
+        gate = self.gates.of(await self.fleet.reach(search.tree, search.prompt), search.tree)
         begun = time.monotonic()
         await gate.enter(search.tree, gate.need(branches))
         search.costs.counters.held_back_seconds += time.monotonic() - begun
@@ -97,7 +97,7 @@ class StepSampler:
             StepRequest(branch, sampling, stops, self._text.eos, at_once=at_once)
             for branch in branches
         ]
-        search.prompt = search.prompt or min((branch.tokens for branch in branches), key=len)
+        search.begin(branches)
         await self.extension.resume(search, requests)
         for request in requests:
             drawn = search.following.pop(request.key, None)
