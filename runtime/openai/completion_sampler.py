@@ -9,19 +9,15 @@ from runtime.openai.completion_server import COMPLETIONS, CompletionServer, Json
 from runtime.openai.openai_search import OpenaiSearch
 from runtime.openai.server_dialect import Dialect, cached_tokens
 from runtime.openai.step_completion import StepCompletion
-from runtime.servers.drawn_step import must_begin_at_the_prompt
 from runtime.servers.fleet import Fleet
+from runtime.servers.policy_sampler import PolicySampler
 from runtime.servers.request_costs import Path
-from runtime.stop_strings import StopStringTables
 from runtime.text import Text
-from search.engine import Branch, EngineError, PrefixTooLong, Sampling, Step
-from search.tree import ROOT, Finish
+from search.engine import Branch, EngineError, Sampling, Step
 
 
-class CompletionSampler:
-    """Draws children from their parents' token ids, each with a seed of its own.
-
-    What the servers cache they decide themselves; requests of a tree say by routing headers that
+class CompletionSampler(PolicySampler[OpenaiSearch, CompletionServer]):
+    """What the servers cache they decide themselves; requests of a tree say by routing headers that
     they belong together.
     """
 
@@ -34,22 +30,17 @@ class CompletionSampler:
         context: int,
         top: int,
     ) -> None:
-        """``dialects``: how each server speaks; ``context``: most tokens of a sequence; ``top``:
-        log-probabilities read a token."""
-        self.fleet = fleet
+        """``dialects``: how each server speaks."""
+        super().__init__(fleet, text, context=context, top=top)
         self._dialects = dialects
-        self._text = text
-        self._context = context
-        self._top = top
-        self._stops = StopStringTables(text.pieces)
 
     async def expand(
         self, search: OpenaiSearch, branches: Sequence[Branch], sampling: Sampling
     ) -> list[Step]:
         """A step for each branch, in the order asked."""
         steps = await self.sample(search, branches, sampling)
-        search.costs.counters.model_calls += max((len(step.tokens) for step in steps), default=0)
-        return [self._finish_step(search, step) for step in steps]
+        search.costs.counters.retokenized_steps += sum(step.retokenized for step in steps)
+        return self._finish(search, steps)
 
     async def sample(
         self, search: OpenaiSearch, branches: Sequence[Branch], sampling: Sampling
@@ -57,13 +48,7 @@ class CompletionSampler:
         """As ``expand``, what was drawn itself; none of it joins the search's paths."""
         if not branches:
             return []
-        for branch in branches:
-            self._must_fit(branch)
-        must_begin_at_the_prompt(branches, sampling)
-        try:
-            stops = self._stops.of(sampling.stop)
-        except ValueError as error:
-            raise EngineError(str(error)) from None
+        stops = self._stops_of(branches, sampling)
         search.begin(branches)
         steps = [StepCompletion(branch, sampling, stops, self._text.eos) for branch in branches]
         await search.together([self._draw(search, step) for step in steps])
@@ -123,23 +108,3 @@ class CompletionSampler:
             cached = (len(prefix) - 1) // server.block * server.block if known else 0
         search.costs.read(len(prefix), cached, known=known, block=server.block)
         search.read.add(prefix)
-
-    def _finish_step(self, search: OpenaiSearch, drawn: StepCompletion) -> Step:
-        """A step that is complete, and its path that children may be forked from."""
-        branch, path = drawn.branch, drawn.path
-        if drawn.told:
-            search.logprobs[path] = drawn.logprob, len(drawn.tokens)
-        search.costs.counters.retokenized_steps += drawn.retokenized
-        if branch.parent == ROOT:
-            search.costs.hold(ROOT, branch.tokens, len(branch.tokens))
-        if drawn.finish is not Finish.END:
-            search.read.add(path)
-            search.costs.hold(branch.node, path, len(drawn.tokens))
-        return drawn.step(self._text)
-
-    def _must_fit(self, branch: Branch) -> None:
-        if len(branch.tokens) + branch.limit > self._context:
-            raise PrefixTooLong(
-                f"a prefix of {len(branch.tokens)} tokens and a step of up to {branch.limit} "
-                f"do not fit the context of {self._context}"
-            )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from runtime.openai.sampling_fields import sampling_fields
@@ -18,7 +18,7 @@ from runtime.openai.server_dialect import (
 )
 from runtime.servers.drawn_step import DrawnStep, entropy
 from runtime.text import Text
-from search.engine import EngineError, Step
+from search.engine import EngineError
 from search.tree import step_seed
 
 LARGEST_SEED = (1 << 63) - 1
@@ -29,10 +29,9 @@ LARGEST_SEED = (1 << 63) - 1
 class StepCompletion(DrawnStep):
     """A step on its way: one request, as a list of prompts has one seed for all.
 
-    ``told``: its log-probabilities are known; ``retokenized``: its ids are not the server's own.
+    ``retokenized``: its ids are not the server's own.
     """
 
-    told: bool = True
     retokenized: bool = False
 
     def body(self, top: int, dialect: Dialect) -> dict[str, Any]:
@@ -74,11 +73,6 @@ class StepCompletion(DrawnStep):
         taken = self.add(zip(ids, logprobs, strict=True))
         self.entropy = entropy(top_logprobs(choice, taken - 1, top))
         return len(ids)
-
-    def step(self, text: Text) -> Step:
-        """What it has become, once it has an end."""
-        step = DrawnStep.step(self, text)
-        return step if self.told else replace(step, logprob=None, entropy=None)
 
     def _seed(self) -> int:
         """A step that goes on draws with a seed of its own: a server starts anew with each."""

@@ -22,7 +22,7 @@ class DrawnStep:
 
     ``logprob``: the sum over its tokens, natural; ``logprobs``: of each token and the likeliest
     ones there, where the sampling asks for them. ``entropy``: in nats, at the last token, of the
-    likeliest tokens and one more "other".
+    likeliest tokens and one more "other". ``told``: all of these are known.
     """
 
     branch: Branch
@@ -34,6 +34,7 @@ class DrawnStep:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     entropy: float = 0.0
     finish: Finish | None = None
+    told: bool = True
 
     @property
     def path(self) -> tuple[int, ...]:
@@ -68,6 +69,8 @@ class DrawnStep:
         assert self.finish is not None, "the step is complete"
         tokens = tuple(self.tokens)
         words = text.decode(tokens, self.branch.tokens, last=self.finish is Finish.END)
+        if not self.told:
+            return Step(tokens, words, self.finish, None, None)
         mean, logprobs = self.logprob / len(tokens), tuple(self.logprobs)
         return Step(tokens, words, self.finish, mean, self.entropy, logprobs=logprobs)
 
@@ -77,14 +80,6 @@ class DrawnStep:
         if self.stops.ended(self.tokens):
             return Finish.STEP
         return Finish.LENGTH if len(self.tokens) == self.branch.limit else None
-
-
-def must_begin_at_the_prompt(branches: Iterable[Branch], sampling: Sampling) -> None:
-    """Raises EngineError for a reply under a grammar that has begun: servers look for it from where
-    a request begins."""
-    begun = (len(branch.tokens) != sampling.prompt_tokens for branch in branches)
-    if sampling.grammar is not None and any(begun):
-        raise EngineError("grammar: a reply under one is drawn in one call on this engine")
 
 
 def entropy(logprobs: Sequence[float]) -> float:

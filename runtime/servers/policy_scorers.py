@@ -4,37 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from runtime.judge import Judge
-from runtime.servers.drawn_step import DrawnStep
+from runtime.servers.policy_sampler import PolicySampler
 from runtime.servers.request_costs import Path
 from runtime.servers.served_search import ServedSearch
-from search.engine import Branch, Sampling, Trajectory
+from search.engine import Branch, Trajectory
 
-S = TypeVar("S", bound=ServedSearch, contravariant=True)
-
-
-class PolicySampler(Protocol[S]):
-    """Draws and reads on the policy's servers."""
-
-    async def sample(
-        self, search: S, branches: Sequence[Branch], sampling: Sampling, /
-    ) -> Sequence[DrawnStep]:
-        """Each branch's step; none of them joins the search's paths."""
-        ...
-
-    async def sum_logprobs(
-        self, search: S, paths: Sequence[Path], start: int, /
-    ) -> list[tuple[float, int]]:
-        """Of each path's tokens from position ``start`` on: the sum, and how many they are."""
-        ...
+S = TypeVar("S", bound=ServedSearch)
 
 
 class PolicyJudge(Generic[S]):
     """Asks the policy itself, by a judge's template."""
 
-    def __init__(self, sampler: PolicySampler[S], judge: Judge) -> None:
+    def __init__(self, sampler: PolicySampler[S, Any], judge: Judge) -> None:
         self._sampler = sampler
         self._judge = judge
 
@@ -67,7 +51,7 @@ class PolicyJudge(Generic[S]):
 class LikelihoodScorer(Generic[S]):
     """exp of the policy's mean log-probability a token; steps drawn elsewhere are read."""
 
-    def __init__(self, sampler: PolicySampler[S]) -> None:
+    def __init__(self, sampler: PolicySampler[S, Any]) -> None:
         self._sampler = sampler
 
     async def score(

@@ -9,21 +9,21 @@ from collections.abc import Sequence
 from typing import Any
 
 from hedgerow_sglang.step_chain import StepEnds
-from runtime.servers.drawn_step import must_begin_at_the_prompt
 from runtime.servers.fleet import Fleet
+from runtime.servers.policy_sampler import PolicySampler
 from runtime.sglang.chain_request import ChainLengths, chain_body, is_chain, take_chain
 from runtime.sglang.replica import Json, Replica
 from runtime.sglang.round_gate import RoundGates
 from runtime.sglang.search_session import Path, SearchSession
 from runtime.sglang.sglang_beam_extension import SglangBeamExtension
 from runtime.sglang.step_request import PathRead, StepRequest, forked_prefixes
-from runtime.stop_strings import StopStrings, StopStringTables, encode_stops
+from runtime.stop_strings import encode_stops
 from runtime.text import Text
-from search.engine import Branch, EngineError, PrefixTooLong, Sampling, Step, Trajectory
+from search.engine import Branch, Sampling, Step, Trajectory
 from search.tree import ROOT, Finish
 
 
-class StepSampler:
+class StepSampler(PolicySampler[SearchSession, Replica]):
     """A round's children are one request, each with its parent's token ids and an id and a seed of
     its own.
 
@@ -40,15 +40,10 @@ class StepSampler:
         top: int,
         speculate: bool = False,
     ) -> None:
-        """``context``: most tokens of a sequence; ``top``: log-probabilities read a token;
-        ``speculate``: idle places draw what rounds may ask for next."""
-        self.fleet = fleet
+        """``speculate``: idle places draw what rounds may ask for next."""
+        super().__init__(fleet, text, context=context, top=top)
         self.extension = SglangBeamExtension(fleet, top=top, on=speculate)
         self.gates = RoundGates()
-        self._text = text
-        self._context = context
-        self._top = top
-        self._stops = StopStringTables(text.pieces)
         self._chain_lengths = ChainLengths()
         self._ends: dict[tuple[str, ...], StepEnds] = {}
 
@@ -60,9 +55,8 @@ class StepSampler:
         if not all((branch.tokens, branch.seed) in search.following for branch in branches):
             (at_once,) = await search.together([self._wait_for_room(search, branches)])
         requests = await self.sample(search, branches, sampling, at_once)
-        search.fresh.clear()
-        steps = [self._finish_step(search, request) for request in requests]
-        search.costs.counters.model_calls += max((len(step.tokens) for step in steps), default=0)
+        search.fresh = {drawn.path for drawn in requests if drawn.finish is not Finish.END}
+        steps = self._finish(search, requests)
         self.gates.drawn(search.tree, branches, steps)
         return steps
 
@@ -89,10 +83,7 @@ class StepSampler:
         """
         if not branches:
             return []
-        for branch in branches:
-            self._must_fit(branch)
-        must_begin_at_the_prompt(branches, sampling)
-        stops = self._stops_of(sampling.stop)
+        stops = self._stops_of(branches, sampling)
         requests = [
             StepRequest(branch, sampling, stops, self._text.eos, at_once=at_once)
             for branch in branches
@@ -122,21 +113,18 @@ class StepSampler:
                 longer[node] = Trajectory(node, steps, texts, trajectory.seed)
         return longer
 
-    async def read(self, search: SearchSession, reads: Sequence[PathRead]) -> list[Json]:
-        """Paths' own log-probabilities, in order, with nothing drawn: one request."""
+    async def sum_logprobs(
+        self, search: SearchSession, paths: Sequence[Path], start: int
+    ) -> list[tuple[float, int]]:
+        """As any; one request, with nothing drawn."""
+        reads = [PathRead(path, start - 1) for path in paths]
 
         async def ask(replica: Replica) -> list[Json]:
             return await self._read(search, replica, reads)
 
-        return await self.fleet.ask(search.tree, search.prompt, ask) if reads else []
-
-    async def sum_logprobs(
-        self, search: SearchSession, paths: Sequence[Path], start: int
-    ) -> list[tuple[float, int]]:
-        """Of each path's tokens from position ``start`` on: the sum of their log-probabilities, and
-        how many they are."""
-        reads = [PathRead(path, start - 1) for path in paths]
-        (answers,) = await search.together([self.read(search, reads)])
+        if not reads:
+            return []
+        (answers,) = await search.together([self.fleet.ask(search.tree, search.prompt, ask)])
         return list(map(_sum_of, answers))
 
     async def _read(
@@ -253,35 +241,6 @@ class StepSampler:
         if branch.node < ROOT:
             return {}
         return search.notes.on(replica, len(search.prompt), branch.step)
-
-    def _finish_step(self, search: SearchSession, request: StepRequest) -> Step:
-        """A step that is complete, and its path that children may be forked from."""
-        branch, tokens, finish = request.branch, tuple(request.tokens), request.finish
-        assert finish is not None, "a request is complete"
-        path = (*branch.tokens, *tokens)
-        search.logprobs[path] = request.logprob, len(tokens)
-        if branch.parent == ROOT:
-            search.costs.hold(ROOT, branch.tokens, len(branch.tokens))
-        if finish is not Finish.END:
-            search.read.add(path)
-            search.fresh.add(path)
-            search.costs.hold(branch.node, path, len(tokens))
-        text = self._text.decode(tokens, branch.tokens, last=finish is Finish.END)
-        mean, logprobs = request.logprob / len(tokens), tuple(request.logprobs)
-        return Step(tokens, text, finish, mean, request.entropy, logprobs=logprobs)
-
-    def _stops_of(self, stop: tuple[str, ...]) -> StopStrings:
-        try:
-            return self._stops.of(stop)
-        except ValueError as error:
-            raise EngineError(str(error)) from None
-
-    def _must_fit(self, branch: Branch) -> None:
-        if len(branch.tokens) + branch.limit > self._context:
-            raise PrefixTooLong(
-                f"a prefix of {len(branch.tokens)} tokens and a step of up to {branch.limit} "
-                f"do not fit the context of {self._context}"
-            )
 
 
 def _sum_of(answer: Json) -> tuple[float, int]:

@@ -1,0 +1,83 @@
+"""Samples steps on the policy's servers, whatever these are."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Generic, TypeVar
+
+from runtime.servers.drawn_step import DrawnStep
+from runtime.servers.fleet import Fleet
+from runtime.servers.remote_server import RemoteServer
+from runtime.servers.request_costs import Path
+from runtime.servers.served_search import ServedSearch
+from runtime.stop_strings import StopStrings, StopStringTables
+from runtime.text import Text
+from search.engine import Branch, EngineError, PrefixTooLong, Sampling, Step
+from search.tree import ROOT, Finish
+
+Search = TypeVar("Search", bound=ServedSearch)
+Server = TypeVar("Server", bound=RemoteServer)
+
+
+class PolicySampler(ABC, Generic[Search, Server]):
+    """Draws children from their parents' token ids, each with a seed of its own, and reads paths'
+    own log-probabilities."""
+
+    def __init__(self, fleet: Fleet[Server], text: Text, *, context: int, top: int) -> None:
+        """``context``: most tokens of a sequence; ``top``: log-probabilities read a token."""
+        self.fleet = fleet
+        self._text = text
+        self._context = context
+        self._top = top
+        self._stops = StopStringTables(text.pieces)
+
+    @abstractmethod
+    async def expand(
+        self, search: Search, branches: Sequence[Branch], sampling: Sampling
+    ) -> list[Step]:
+        """A step for each branch, in the order asked."""
+
+    @abstractmethod
+    async def sample(
+        self, search: Search, branches: Sequence[Branch], sampling: Sampling
+    ) -> Sequence[DrawnStep]:
+        """As ``expand``, what was drawn itself; none of it joins the search's paths."""
+
+    @abstractmethod
+    async def sum_logprobs(
+        self, search: Search, paths: Sequence[Path], start: int
+    ) -> list[tuple[float, int]]:
+        """Of each path's tokens from position ``start`` on: the sum of their log-probabilities, and
+        how many they are."""
+
+    def _stops_of(self, branches: Sequence[Branch], sampling: Sampling) -> StopStrings:
+        """How these steps end. Raises PrefixTooLong; EngineError for what cannot be drawn: servers
+        look for a reply under a grammar from where a request begins."""
+        for branch in branches:
+            if len(branch.tokens) + branch.limit > self._context:
+                raise PrefixTooLong(
+                    f"a prefix of {len(branch.tokens)} tokens and a step of up to {branch.limit} "
+                    f"do not fit the context of {self._context}"
+                )
+        begun = (len(branch.tokens) != sampling.prompt_tokens for branch in branches)
+        if sampling.grammar is not None and any(begun):
+            raise EngineError("grammar: a reply under one is drawn in one call on this engine")
+        try:
+            return self._stops.of(sampling.stop)
+        except ValueError as error:
+            raise EngineError(str(error)) from None
+
+    def _finish(self, search: Search, drawn: Sequence[DrawnStep]) -> list[Step]:
+        """Steps that are complete, and their paths that children may be forked from."""
+        for one in drawn:
+            branch, path = one.branch, one.path
+            if one.told:
+                search.logprobs[path] = one.logprob, len(one.tokens)
+            if branch.parent == ROOT:
+                search.costs.hold(ROOT, branch.tokens, len(branch.tokens))
+            if one.finish is not Finish.END:
+                search.read.add(path)
+                search.costs.hold(branch.node, path, len(one.tokens))
+        search.costs.counters.model_calls += max((len(one.tokens) for one in drawn), default=0)
+        return [one.step(self._text) for one in drawn]
