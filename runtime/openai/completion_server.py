@@ -9,6 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from runtime.servers.remote_server import RemoteServer, ServerTimes
 from runtime.servers.server_errors import KEY_NEEDED, NOT_FOUND, WrongServer
+from runtime.servers.server_metrics import ServerMetrics, series_sums
 
 Json = Mapping[str, Any]
 MODELS = "/v1/models"
@@ -66,10 +67,9 @@ class CompletionServer(RemoteServer):
         response = await self._client.get(self.health, timeout=self._probe)
         return response.is_success and await self.fits()
 
-    async def metrics(self) -> str:
-        """``/metrics`` as text; empty where there are none. Raises EngineDown."""
-        response = await self._get("/metrics")
-        return response.text if response.is_success else ""
+    async def metrics(self) -> ServerMetrics:
+        """Those of vLLM; of other servers nothing is known."""
+        return parse_metrics(await self._metrics_text(), self.kv_tokens)
 
     def _learn(self, models: list[Json]) -> None:
         names = [str(model.get("id")) for model in models]
@@ -105,12 +105,22 @@ class CompletionServer(RemoteServer):
 
     async def _learn_cache(self) -> None:
         """What vLLM says of its KV cache; any other server's is not known."""
-        for family in text_string_to_metric_families(await self.metrics()):
+        for family in text_string_to_metric_families(await self._metrics_text()):
             if family.name.startswith(CONFIG):
                 self.vllm = True
                 labels = family.samples[0].labels
                 self.block = _number(labels.get("block_size")) or 1
                 self.kv_tokens = self.block * _number(labels.get("num_gpu_blocks"))
+
+
+def parse_metrics(text: str, capacity: int) -> ServerMetrics:
+    """From vLLM's ``/metrics``; ``capacity``: the server's, in tokens."""
+    sums = series_sums(text)
+    return ServerMetrics(
+        held=int(sums["vllm:kv_cache_usage_perc"] * capacity),
+        running=int(sums["vllm:num_requests_running"]),
+        waiting=int(sums["vllm:num_requests_waiting"]),
+    )
 
 
 def _number(label: str | None) -> int:

@@ -18,7 +18,6 @@ from runtime.openai.sampling_fields import HONOURED
 from runtime.openai.score_route import ScoreRoute
 from runtime.openai.served_reward_model import ServedRewardModel
 from runtime.openai.server_dialect import Dialect
-from runtime.openai.server_load import read_metrics
 from runtime.openai.server_trials import dialect_of, say, tried
 from runtime.reward_format import reward_format
 from runtime.servers.fleet import Fleet, wait_for_all
@@ -26,7 +25,7 @@ from runtime.servers.policy_scorers import LikelihoodScorer, PolicyJudge
 from runtime.servers.served_engine import ServedEngine
 from runtime.servers.server_errors import WrongServer
 from runtime.text import Text
-from search.counters import Counters, EngineCounters, Usage, combined
+from search.counters import Counters
 from search.engine import (
     Branch,
     Capabilities,
@@ -89,28 +88,6 @@ class OpenaiEngine(ServedEngine[OpenaiSearch, CompletionServer]):
         self._routing.check(self._past.expected_tokens, self._past.rehydrated_tokens)
         await asyncio.gather(self._policy.release(tree), self._rewards.release(tree))
         return counters
-
-    async def usage(self) -> Usage:
-        """Of vLLM what its metrics say; of any other server what was asked of it."""
-        policy, reward = await asyncio.gather(
-            read_metrics(self._policy.replicas), read_metrics(self._rewards.replicas)
-        )
-        self._policy.up()
-        self._peak = max(self._peak, policy.used)
-        searches = (search.costs.counters for search in self._searches.values())
-        return Usage(
-            kv_tokens_active=policy.used,
-            kv_tokens_capacity=self._policy.kv_tokens,
-            kv_tokens_peak=self._peak,
-            prm_kv_tokens_active=reward.used,
-            prm_kv_tokens_capacity=self._rewards.kv_tokens,
-            running=policy.running,
-            waiting=policy.waiting,
-            totals=EngineCounters.of(
-                combined(Counters, (self._past, *searches)),
-                sent_again=self.sent_again,
-            ),
-        )
 
     async def _stop(self, searches: Sequence[OpenaiSearch]) -> None:
         await asyncio.gather(*(search.stop() for search in searches))

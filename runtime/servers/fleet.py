@@ -14,6 +14,7 @@ from typing import Any, Generic, TypeVar
 from runtime.servers.remote_server import RemoteServer
 from runtime.servers.routing import Routing
 from runtime.servers.server_errors import ReplicaLost, WrongServer
+from runtime.servers.server_metrics import ServerMetrics
 from runtime.servers.waiting import report_while
 from search.engine import EngineDown
 
@@ -142,9 +143,21 @@ class Fleet(Generic[S]):
         await asyncio.gather(*(replica.check() for replica in self.replicas if replica.up))
         self.up()
 
+    async def metrics(self) -> ServerMetrics:
+        """What its servers count, all together that answer."""
+        return ServerMetrics.sum_of(await asyncio.gather(*map(_metrics_of, self.replicas)))
+
     async def close(self) -> None:
         """Close all connections."""
         await asyncio.gather(*(replica.close() for replica in self.replicas))
+
+
+async def _metrics_of(replica: RemoteServer) -> ServerMetrics:
+    """All zero for a server that does not answer."""
+    try:
+        return await replica.metrics() if replica.up else ServerMetrics()
+    except EngineDown:
+        return ServerMetrics()
 
 
 async def wait_for_all(fleets: Iterable[Fleet[Any]], seconds: float) -> None:

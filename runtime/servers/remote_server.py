@@ -13,6 +13,7 @@ import httpx
 
 from runtime.servers.liveness import Liveness
 from runtime.servers.server_errors import CUT_OFF, FULL, TOO_MANY, WrongServer, refusal_message
+from runtime.servers.server_metrics import ServerMetrics
 from runtime.servers.waiting import full_waits, reason_of, retry_after, speaks_otherwise
 from search.engine import EngineDown, EngineError
 
@@ -81,6 +82,10 @@ class RemoteServer(Liveness):
         self.wrong = wrong
         return not wrong
 
+    async def metrics(self) -> ServerMetrics:
+        """What the server counts itself. Raises EngineDown."""
+        raise NotImplementedError
+
     async def release(self, tree: str) -> None:
         """The search is over, and its KV may go."""
 
@@ -131,6 +136,11 @@ class RemoteServer(Liveness):
                 why = reason_of(error)
                 raise self.stranger(f"{self.url}: no {self.kind} server: {why}") from error
             raise self.lose(error) from error
+
+    async def _metrics_text(self) -> str:
+        """``/metrics``; empty where there are none."""
+        response = await self._get("/metrics")
+        return response.text if response.is_success else ""
 
     async def _post(self, path: str, body: Any, waits: Iterable[float] | None = None) -> Any:
         """Send a request, again while the server is full and so has not begun it: after as long as

@@ -16,10 +16,11 @@ from runtime.servers.fleet import Fleet
 from runtime.servers.remote_server import RemoteServer
 from runtime.servers.routing import Routing
 from runtime.servers.served_search import ServedSearch
+from runtime.servers.server_metrics import ServerMetrics
 from runtime.servers.server_options import ServerOptions
 from runtime.servers.text_embedder import TextEmbedder
 from runtime.text import Text
-from search.counters import Counters
+from search.counters import Counters, EngineCounters, Usage, combined
 from search.engine import Capabilities, EngineError, Trajectory
 
 WATCH_SECONDS = 1.0
@@ -65,7 +66,7 @@ class ServedEngine(ABC, Generic[Search, Server]):
         self._judge = Judge(form, text) if form.reads == "judge" else None
         self._searches: dict[str, Search] = {}
         self._past = Counters()
-        self._peak = 0
+        self._peak = self._prm_peak = 0
         self._watching: asyncio.Task[None] | None = None
         self._embedder = TextEmbedder(options.embedder, options.encoder, options.endpoint)
 
@@ -129,6 +130,26 @@ class ServedEngine(ABC, Generic[Search, Server]):
         """Stop everything under way for a tree: those calls raise EngineError."""
         await self.release(tree)
 
+    async def usage(self) -> Usage:
+        """The servers' own reports; where they give none, what was asked of them."""
+        policy, reward = await asyncio.gather(self._policy.metrics(), self._rewards.metrics())
+        self._policy.up()
+        self._peak = max(self._peak, policy.held)
+        self._prm_peak = max(self._prm_peak, reward.held)
+        return Usage(
+            kv_tokens_active=policy.held,
+            kv_tokens_cached=policy.cached,
+            kv_tokens_capacity=policy.capacity or self._policy.kv_tokens,
+            kv_tokens_peak=self._peak,
+            prm_kv_tokens_active=reward.held,
+            prm_kv_tokens_cached=reward.cached,
+            prm_kv_tokens_capacity=reward.capacity or self._rewards.kv_tokens,
+            running=policy.running,
+            waiting=policy.waiting,
+            prm_kv_tokens_peak=self._prm_peak,
+            totals=self._totals(policy, reward),
+        )
+
     async def health(self) -> None:
         """Raise EngineDown unless a server of each model is there. In a second it answers, or is
         busy, or has stood still for ``stall_seconds`` and is lost."""
@@ -169,6 +190,24 @@ class ServedEngine(ABC, Generic[Search, Server]):
     async def _look(self, number: int) -> None:
         """The ``number``th look."""
         await self.health()
+
+    def _totals(self, policy: ServerMetrics, reward: ServerMetrics) -> EngineCounters:
+        """All searches together; what the servers count themselves, they know better."""
+        searches = (search.costs.counters for search in self._searches.values())
+        totals = EngineCounters.of(
+            combined(Counters, (self._past, *searches)),
+            evicted_tokens=policy.evicted,
+            prm_evicted_tokens=reward.evicted,
+            kv_policy_seconds=policy.evicting,
+            sent_again=self.sent_again,
+        )
+        if policy.prompt > 0:
+            totals.decoded_tokens = policy.generated
+            totals.prefilled_tokens = policy.prompt - policy.hit
+            totals.cached_tokens = policy.hit
+        if reward.prompt > 0:
+            totals.prm_tokens = reward.prompt - reward.hit
+        return totals
 
     def _overhead(self, paths: Paths | None) -> tuple[int, int]:
         """Tokens that a scorer reads besides a reply's own, once and a step (``Capabilities``)."""

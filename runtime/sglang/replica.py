@@ -15,9 +15,11 @@ from hedgerow_sglang.plugin_protocol import ABLE, Note, custom_params, plugin_co
 from runtime.servers.remote_server import RemoteServer, ServerTimes
 from runtime.servers.routing import unsigned
 from runtime.servers.server_errors import FULL, KEY_NEEDED, NOT_FOUND, ReplicaLost, WrongServer
+from runtime.servers.server_metrics import ServerMetrics
 from runtime.sglang.expected_server import PROBE, ExpectedServer, ServerInfo, changes
 from runtime.sglang.request_priority import EARLY_PRIORITY
 from runtime.sglang.sent_again import SentAgain
+from runtime.sglang.server_metrics import parse_metrics
 from search.engine import EngineDown, EngineError
 
 log = logging.getLogger(__name__)
@@ -225,13 +227,14 @@ class Replica(RemoteServer):
         ids = self._json(response).get("tokens")
         return ids if isinstance(ids, list) else None
 
-    async def metrics(self) -> str | None:
-        """``/metrics`` as text; None where the server was started without them.
-
-        Raises EngineDown.
-        """
-        response = await self._get("/metrics")
-        return None if response.status_code == NOT_FOUND else response.text
+    async def metrics(self) -> ServerMetrics:
+        """As any; what our plug-in counts, it knows better."""
+        metrics = parse_metrics(await self._metrics_text())
+        counts = plugin_counts(await self.info()) if self.plugged else None
+        if counts is None:
+            return metrics
+        held, evicted = counts["held_tokens"], counts["evicted_tokens"]
+        return replace(metrics, held=held, cached=counts["cached_tokens"] - held, evicted=evicted)
 
     async def _again(self, path: str, body: Json) -> httpx.Response:
         """Under an id of its own, or ids of a list's own."""

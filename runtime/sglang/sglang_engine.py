@@ -24,13 +24,12 @@ from runtime.sglang.launched_server import BY_PREFIX, BY_PRIORITY
 from runtime.sglang.plugin_notes import PluginNotes
 from runtime.sglang.replica import Json, Replica
 from runtime.sglang.search_session import SearchSession
-from runtime.sglang.server_metrics import ServerMetrics, fleet_metrics
 from runtime.sglang.sglang_options import SglangOptions
 from runtime.sglang.sglang_scorer import PrmScorer, RewardRequest
 from runtime.sglang.step_request import honoured_params
 from runtime.sglang.step_sampler import StepSampler
 from runtime.text import Text
-from search.counters import Counters, EngineCounters, Usage, combined
+from search.counters import Counters
 from search.engine import Branch, Capabilities, Hint, Sampling, Step
 
 log = logging.getLogger(__name__)
@@ -62,7 +61,6 @@ class SglangEngine(ServedEngine[SearchSession, Replica]):
         self._rewards = self._fleet("reward", options.reward_urls, reward, scores)
         self._names = f"hedgerow-{secrets.token_hex(4)}-"
         self._numbers = count(1)
-        self._prm_peak = 0
         self._ending: set[asyncio.Task[None]] = set()
 
     @classmethod
@@ -89,46 +87,6 @@ class SglangEngine(ServedEngine[SearchSession, Replica]):
         self._sampler.gates.leave(tree)
         await asyncio.shield(self._going_on(self._end_session(tree, search)))
         return search.costs.counters
-
-    async def usage(self) -> Usage:
-        """The servers' own reports; without ``--enable-metrics`` there, what was asked of them."""
-        policy, reward = await asyncio.gather(
-            fleet_metrics(self._policy.replicas), fleet_metrics(self._rewards.replicas)
-        )
-        self._policy.up()
-        self._peak = max(self._peak, policy.held)
-        self._prm_peak = max(self._prm_peak, reward.held)
-        return Usage(
-            kv_tokens_active=policy.held,
-            kv_tokens_cached=policy.cached,
-            kv_tokens_capacity=policy.capacity or self._policy.kv_tokens,
-            kv_tokens_peak=self._peak,
-            prm_kv_tokens_active=reward.held,
-            prm_kv_tokens_cached=reward.cached,
-            prm_kv_tokens_capacity=reward.capacity or self._rewards.kv_tokens,
-            running=policy.running,
-            waiting=policy.waiting,
-            prm_kv_tokens_peak=self._prm_peak,
-            totals=self._totals(policy, reward),
-        )
-
-    def _totals(self, policy: ServerMetrics, reward: ServerMetrics) -> EngineCounters:
-        """All searches together; what the servers count themselves, they know better."""
-        searches = (search.costs.counters for search in self._searches.values())
-        totals = EngineCounters.of(
-            combined(Counters, (self._past, *searches)),
-            evicted_tokens=policy.evicted,
-            prm_evicted_tokens=reward.evicted,
-            kv_policy_seconds=policy.evicting,
-            sent_again=self.sent_again,
-        )
-        if policy.prompt > 0:
-            totals.decoded_tokens = policy.generated
-            totals.prefilled_tokens = policy.prompt - policy.hit
-            totals.cached_tokens = policy.hit
-        if reward.prompt > 0:
-            totals.prm_tokens = reward.prompt - reward.hit
-        return totals
 
     async def _stop(self, searches: Sequence[SearchSession]) -> None:
         await asyncio.gather(*(search.stop() for search in searches))

@@ -7,6 +7,7 @@ import math
 import pytest
 
 from models.bundled import SPRIG_FOLDER
+from runtime.openai.completion_server import parse_metrics
 from runtime.openai.reward_requests import (
     PooledOutputs,
     VerdictLogprobs,
@@ -14,9 +15,9 @@ from runtime.openai.reward_requests import (
     trial_path,
 )
 from runtime.openai.server_dialect import cached_tokens, token_ids, top_logprobs
-from runtime.openai.server_load import ServerLoad, parse_load
 from runtime.reward_format import REWARD_FORMATS
 from runtime.reward_reader import Softmax
+from runtime.servers.server_metrics import ServerMetrics
 from runtime.text import Text
 from search.engine import EngineError, RewardMissing
 
@@ -134,5 +135,5 @@ python_gc 3.0
 
 def test_vllms_load() -> None:
     """Requests over its engines; the share of its KV in tokens."""
-    assert parse_load(METRICS, 1000) == ServerLoad(used=250, running=3, waiting=4)
-    assert parse_load("", 0) == ServerLoad()
+    assert parse_metrics(METRICS, 1000) == ServerMetrics(held=250, running=3, waiting=4)
+    assert parse_metrics("", 0) == ServerMetrics()

@@ -22,11 +22,12 @@ from runtime.servers.drawn_step import entropy
 from runtime.servers.fleet import Fleet, rendezvous
 from runtime.servers.remote_server import ServerTimes
 from runtime.servers.server_errors import ReplicaLost
+from runtime.servers.server_metrics import ServerMetrics
 from runtime.sglang import launched_server
 from runtime.sglang.launched_server import BY_PREFIX, BY_PRIORITY, LaunchOptions
 from runtime.sglang.replica import Replica
 from runtime.sglang.search_session import PluginNotes, RequestCosts
-from runtime.sglang.server_metrics import ServerMetrics, parse_metrics
+from runtime.sglang.server_metrics import parse_metrics
 from runtime.sglang.sglang_engine import SglangEngine
 from runtime.sglang.sglang_options import SglangOptions
 from runtime.sglang.step_request import StepRequest, forked_prefixes

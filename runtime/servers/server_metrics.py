@@ -1,0 +1,45 @@
+"""What servers count themselves, by their ``/metrics``."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Self
+
+_LINE = re.compile(r"^(\w+:\w+)(?:\{[^}]*\})? ([-+.\deE]+)$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerMetrics:
+    """Tokens and requests, totals since the servers' start; what a server does not report is 0.
+
+    ``held``: in use by running requests, and with our plug-in by all searches in flight;
+    ``cached``: evictable beside that; ``evicting``: seconds spent on making room.
+    """
+
+    held: int = 0
+    cached: int = 0
+    capacity: int = 0
+    evicted: int = 0
+    running: int = 0
+    waiting: int = 0
+    prompt: int = 0
+    generated: int = 0
+    hit: int = 0
+    evicting: float = 0
+
+    @classmethod
+    def sum_of(cls, several: Sequence[ServerMetrics]) -> Self:
+        """Those of several servers together."""
+        names = [one.name for one in fields(cls)]
+        return cls(**{name: sum(getattr(one, name) for one in several) for name in names})
+
+
+def series_sums(text: str) -> defaultdict[str, float]:
+    """By series of ``/metrics``, the sum over its labels; 0 for one that is not there."""
+    sums: defaultdict[str, float] = defaultdict(float)
+    for name, value in _LINE.findall(text):
+        sums[name] += float(value)
+    return sums
