@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import itertools
 import logging
-from collections.abc import Sequence
 
 from runtime.accounting import no_flops
 from runtime.openai.completion_sampler import CompletionSampler
@@ -20,20 +18,15 @@ from runtime.openai.served_reward_model import ServedRewardModel
 from runtime.openai.server_dialect import Dialect
 from runtime.openai.server_trials import dialect_of, say, tried
 from runtime.reward_format import reward_format
-from runtime.servers.fleet import Fleet, wait_for_all
+from runtime.servers.fleet import Fleet
 from runtime.servers.policy_scorers import LikelihoodScorer, PolicyJudge
-from runtime.servers.served_engine import ServedEngine
+from runtime.servers.served_engine import ServedEngine, fingerprint_of
 from runtime.servers.server_errors import WrongServer
 from runtime.text import Text
-from search.counters import Counters
 from search.engine import (
-    Branch,
     Capabilities,
     EngineDown,
     EngineError,
-    Hint,
-    Sampling,
-    Step,
 )
 
 log = logging.getLogger(__name__)
@@ -43,7 +36,7 @@ MOST_TEMPERATURE = 2.0
 """OpenAI's; vLLM refuses a higher one."""
 
 
-class OpenaiEngine(ServedEngine[OpenaiSearch, CompletionServer]):
+class OpenaiEngine(ServedEngine[OpenaiSearch, CompletionServer, CompletionSampler]):
     """On servers that speak OpenAI's completions."""
 
     def __init__(self, options: OpenaiOptions) -> None:
@@ -69,28 +62,11 @@ class OpenaiEngine(ServedEngine[OpenaiSearch, CompletionServer]):
         """As ``started``. Raises what is wrong with the options too."""
         return await cls(options).started()
 
-    async def expand(self, tree: str, branches: Sequence[Branch], sampling: Sampling) -> list[Step]:
-        """Draw one step for each branch, in the order asked."""
-        return await self._sampler.expand(self._search(tree), branches, sampling)
-
-    def hint(self, tree: str, hint: Hint) -> None:
-        """What died is not held any more; servers take no hints."""
-        self._search(tree).costs.mark_dead(hint.dead)
-
-    async def release(self, tree: str) -> Counters:
-        """Stop what is under way for a tree; what it cost, all zero for one never seen."""
-        search = self._searches.pop(tree, None)
-        if search is None:
-            return Counters()
+    async def _end(self, search: OpenaiSearch) -> None:
         await search.stop()
-        counters = search.costs.counters
-        self._past += counters
-        self._routing.check(self._past.expected_tokens, self._past.rehydrated_tokens)
+        self._charge(search)
+        tree = search.tree
         await asyncio.gather(self._policy.release(tree), self._rewards.release(tree))
-        return counters
-
-    async def _stop(self, searches: Sequence[OpenaiSearch]) -> None:
-        await asyncio.gather(*(search.stop() for search in searches))
 
     def _search(self, tree: str) -> OpenaiSearch:
         if tree not in self._searches:
@@ -134,11 +110,8 @@ class OpenaiEngine(ServedEngine[OpenaiSearch, CompletionServer]):
         except EngineError as error:
             raise WrongServer(f"{server.url}: {error}") from error
 
-    async def _meet(self) -> None:
-        """Wait for the servers, and build what depends on what they are."""
+    def _build(self) -> None:
         options = self._options
-        await wait_for_all((self._policy, self._rewards), options.start_seconds)
-        await self._embedder.load()
         context = _context(self._policy, self._text)
         self._sampler = CompletionSampler(
             self._policy, self._text, self._dialects, context=context, top=options.top
@@ -159,7 +132,9 @@ class OpenaiEngine(ServedEngine[OpenaiSearch, CompletionServer]):
             scores=logprobs or not likelihood,
             embeds=options.embedder,
             context_tokens=context,
-            fingerprint=self._fingerprint(),
+            fingerprint=fingerprint_of(
+                "openai", options, self._form, [server.model for server in self.replicas]
+            ),
             score_tokens=self._overhead(self._request.paths if self._request else None),
             scored_tokens=_context(self._rewards, self._reward_text) if self._reward_text else 0,
             outcome=self._form.outcome or (route is not None and route.outcome),
@@ -180,14 +155,6 @@ class OpenaiEngine(ServedEngine[OpenaiSearch, CompletionServer]):
             return LikelihoodScorer(self._sampler)
         context = _context(self._rewards, self._reward_text)
         return ServedRewardModel(self._rewards, self._request, context=context, flops=no_flops)
-
-    def _fingerprint(self) -> str:
-        """``openai-`` and 16 hex digits over what a tree depends on besides its request."""
-        options = self._options
-        named = [options.version, repr(self._form), options.embedder, str(options.encoder)]
-        named += [server.model for server in self.replicas]
-        digest = hashlib.sha256("\0".join(named).encode()).hexdigest()
-        return f"openai-{digest[:16]}"
 
 
 def _context(fleet: Fleet[CompletionServer], text: Text) -> int:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import suppress
 from itertools import count
-from typing import Generic, Protocol, Self, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 from runtime.judge import Judge
 from runtime.reward_format import RewardFormat
 from runtime.reward_reader import Paths, overhead_of
-from runtime.servers.fleet import Fleet
+from runtime.servers.fleet import Fleet, wait_for_all
+from runtime.servers.policy_sampler import PolicySampler
 from runtime.servers.remote_server import RemoteServer
 from runtime.servers.routing import Routing
 from runtime.servers.served_search import ServedSearch
@@ -21,13 +23,14 @@ from runtime.servers.server_options import ServerOptions
 from runtime.servers.text_embedder import TextEmbedder
 from runtime.text import Text
 from search.counters import Counters, EngineCounters, Usage, combined
-from search.engine import Capabilities, EngineError, Trajectory
+from search.engine import Branch, Capabilities, EngineError, Hint, Sampling, Step, Trajectory
 
 WATCH_SECONDS = 1.0
 """Between looks at servers that are up."""
 
 Search = TypeVar("Search", bound=ServedSearch)
 Server = TypeVar("Server", bound=RemoteServer)
+Sampler = TypeVar("Sampler", bound=PolicySampler[Any, Any])
 Asker = TypeVar("Asker", bound=ServedSearch, contravariant=True)
 
 
@@ -46,7 +49,7 @@ class ServedScorer(Protocol[Asker]):
         ...
 
 
-class ServedEngine(ABC, Generic[Search, Server]):
+class ServedEngine(ABC, Generic[Search, Server, Sampler]):
     """A client of servers, made with its ``start``. Belongs to the event loop it started in.
 
     The servers own the KV. A search stays on one of each kind, and goes on from its token ids on
@@ -55,6 +58,7 @@ class ServedEngine(ABC, Generic[Search, Server]):
 
     _policy: Fleet[Server]
     _rewards: Fleet[Server]
+    _sampler: Sampler
     _scorer: ServedScorer[Search]
     _capabilities: Capabilities
 
@@ -69,6 +73,7 @@ class ServedEngine(ABC, Generic[Search, Server]):
         self._peak = self._prm_peak = 0
         self._watching: asyncio.Task[None] | None = None
         self._embedder = TextEmbedder(options.embedder, options.encoder, options.endpoint)
+        self._start_seconds = options.start_seconds
 
     async def started(self) -> Self:
         """Itself, when every server has answered and it is known what each is.
@@ -77,7 +82,9 @@ class ServedEngine(ABC, Generic[Search, Server]):
         that does not answer in ``start_seconds``.
         """
         try:
-            await self._meet()
+            await wait_for_all((self._policy, self._rewards), self._start_seconds)
+            await self._embedder.load()
+            self._build()
             self._watching = asyncio.create_task(self._watch())
         except BaseException:
             await self.close()
@@ -104,6 +111,14 @@ class ServedEngine(ABC, Generic[Search, Server]):
         """How many requests were sent anew since their server was lost."""
         return self._policy.sent_again + self._rewards.sent_again
 
+    async def expand(self, tree: str, branches: Sequence[Branch], sampling: Sampling) -> list[Step]:
+        """Draw one step for each branch, in the order asked."""
+        return await self._sampler.expand(self._search(tree), branches, sampling)
+
+    def hint(self, tree: str, hint: Hint) -> None:
+        """What died is not held any more."""
+        self._search(tree).costs.mark_dead(hint.dead)
+
     async def score(
         self,
         tree: str,
@@ -122,9 +137,13 @@ class ServedEngine(ABC, Generic[Search, Server]):
         """One vector for the last step of each trajectory, from its text."""
         return await self._embedder.embed(trajectories)
 
-    @abstractmethod
     async def release(self, tree: str) -> Counters:
         """Stop what is under way for a tree; what it cost, all zero for one never seen."""
+        search = self._searches.pop(tree, None)
+        if search is None:
+            return Counters()
+        await self._end(search)
+        return search.costs.counters
 
     async def abort(self, tree: str) -> None:
         """Stop everything under way for a tree: those calls raise EngineError."""
@@ -168,16 +187,25 @@ class ServedEngine(ABC, Generic[Search, Server]):
         await self._embedder.close()
 
     @abstractmethod
-    async def _meet(self) -> None:
-        """Wait for the servers, and build what depends on what they are."""
+    def _build(self) -> None:
+        """What depends on what the servers are. Raises ValueError where they do not serve."""
 
     @abstractmethod
     def _search(self, tree: str) -> Search:
         """What is known of a tree, which may be new."""
 
     @abstractmethod
+    async def _end(self, search: Search) -> None:
+        """Stop what is under way for a search, which its servers may let go of."""
+
     async def _stop(self, searches: Sequence[Search]) -> None:
         """Give up what is under way for them."""
+        await asyncio.gather(*(search.stop() for search in searches))
+
+    def _charge(self, search: Search) -> None:
+        """A search is over: what it cost is the engine's."""
+        self._past += search.costs.counters
+        self._routing.check(self._past.expected_tokens, self._past.rehydrated_tokens)
 
     async def _watch(self) -> None:
         """Look at the servers now and then, so that one that stands still is noticed whoever
@@ -214,3 +242,13 @@ class ServedEngine(ABC, Generic[Search, Server]):
         if paths is not None:
             return overhead_of(paths)
         return (0, 0) if self._judge is None else self._judge.overhead()
+
+
+def fingerprint_of(
+    engine: str, options: ServerOptions, form: RewardFormat, served: Sequence[str]
+) -> str:
+    """The engine's name and 16 hex digits over what a tree depends on besides its request;
+    ``served``: what the servers say of themselves."""
+    named = [options.version, repr(form), options.embedder, str(options.encoder), *served]
+    digest = hashlib.sha256("\0".join(named).encode()).hexdigest()
+    return f"{engine}-{digest[:16]}"

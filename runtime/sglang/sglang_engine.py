@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import secrets
 from collections.abc import Coroutine, Sequence
@@ -14,10 +13,10 @@ from typing import Any
 from runtime.accounting import Flops, no_flops
 from runtime.embedded.model.config import ModelConfig, UnsupportedModel
 from runtime.reward_format import format_read_here
-from runtime.servers.fleet import Fleet, wait_for_all
+from runtime.servers.fleet import Fleet
 from runtime.servers.policy_scorers import LikelihoodScorer, PolicyJudge
 from runtime.servers.request_costs import RequestCosts
-from runtime.servers.served_engine import ServedEngine
+from runtime.servers.served_engine import ServedEngine, fingerprint_of
 from runtime.sglang.chain_request import say_chains
 from runtime.sglang.expected_server import ExpectedServer
 from runtime.sglang.launched_server import BY_PREFIX, BY_PRIORITY
@@ -29,8 +28,7 @@ from runtime.sglang.sglang_scorer import PrmScorer, RewardRequest
 from runtime.sglang.step_request import honoured_params
 from runtime.sglang.step_sampler import StepSampler
 from runtime.text import Text
-from search.counters import Counters
-from search.engine import Branch, Capabilities, Hint, Sampling, Step
+from search.engine import Capabilities, Hint
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +41,7 @@ DRAWS = ("/generate", {"input_ids": [0], "sampling_params": {"max_new_tokens": 1
 """What a policy's server must be able to answer."""
 
 
-class SglangEngine(ServedEngine[SearchSession, Replica]):
+class SglangEngine(ServedEngine[SearchSession, Replica, StepSampler]):
     """On SGLang servers, with our plug-in or without."""
 
     def __init__(self, options: SglangOptions) -> None:
@@ -68,41 +66,31 @@ class SglangEngine(ServedEngine[SearchSession, Replica]):
         """As ``started``. Raises what is wrong with the options too."""
         return await cls(options).started()
 
-    async def expand(self, tree: str, branches: Sequence[Branch], sampling: Sampling) -> list[Step]:
-        """Draw one step for each branch, in the order asked."""
-        return await self._sampler.expand(self._search(tree), branches, sampling)
-
     def hint(self, tree: str, hint: Hint) -> None:
         """What died is not held any more; servers hear of it with the search's next requests."""
+        super().hint(tree, hint)
         search = self._search(tree)
-        search.costs.mark_dead(hint.dead)
         search.notes.take(hint)
         self._sampler.extension.mark_dead(search, hint.dead)
 
-    async def release(self, tree: str) -> Counters:
-        """Stop what is under way for a tree; what it cost, all zero for one never seen."""
-        search = self._searches.pop(tree, None)
-        if search is None:
-            return Counters()
-        self._sampler.gates.leave(tree)
-        await asyncio.shield(self._going_on(self._end_session(tree, search)))
-        return search.costs.counters
-
     async def _stop(self, searches: Sequence[SearchSession]) -> None:
-        await asyncio.gather(*(search.stop() for search in searches))
+        await super()._stop(searches)
         await asyncio.gather(*(self._sampler.extension.end(search) for search in searches))
         await asyncio.gather(*self._ending, return_exceptions=True)
 
-    async def _end_session(self, tree: str, search: SearchSession) -> None:
-        """Stop what is under way for a tree; its servers are to let go of it."""
+    async def _end(self, search: SearchSession) -> None:
+        self._sampler.gates.leave(search.tree)
+        await asyncio.shield(self._going_on(self._end_session(search)))
+
+    async def _end_session(self, search: SearchSession) -> None:
+        """Stop what is under way for a search; its servers are to let go of it."""
         try:
-            with self._routing.of(tree):
+            with self._routing.of(search.tree):
                 await search.stop()
                 await self._sampler.extension.end(search)
         finally:
-            self._past += search.costs.counters
-            self._routing.check(self._past.expected_tokens, self._past.rehydrated_tokens)
-            farewells = [self._policy.release(tree), self._rewards.release(tree)]
+            self._charge(search)
+            farewells = [fleet.release(search.tree) for fleet in (self._policy, self._rewards)]
             tasks = [self._going_on(farewell) for farewell in farewells]
             await asyncio.wait(tasks, timeout=FAREWELL_SECONDS)
 
@@ -154,10 +142,8 @@ class SglangEngine(ServedEngine[SearchSession, Replica]):
         ]
         return Fleet(what, replicas, options.recovery_seconds, self._routing)
 
-    async def _meet(self) -> None:
-        """Wait for the servers, and build what depends on what they are."""
+    def _build(self) -> None:
         options = self._options
-        await wait_for_all((self._policy, self._rewards), options.start_seconds)
         for replica in self._policy.replicas:
             if options.speculate and not replica.schedules:
                 raise ValueError(
@@ -168,7 +154,6 @@ class SglangEngine(ServedEngine[SearchSession, Replica]):
             say_chains(replica)
         if not all(replica.seeds for replica in self._policy.replicas):
             log.warning("a policy server is without our plug-in: it does not heed seeds")
-        await self._embedder.load()
         context = self._context(self._policy, self._text)
         self._sampler = StepSampler(
             self._policy,
@@ -206,9 +191,7 @@ class SglangEngine(ServedEngine[SearchSession, Replica]):
         elif by != BY_PREFIX[-1]:
             log.info("%s: %s %s; %s reads less again", replica.url, BY_PREFIX[0], by, BY_PREFIX[-1])
 
-    def _make_scorer(
-        self,
-    ) -> PrmScorer | PolicyJudge[SearchSession] | LikelihoodScorer[SearchSession]:
+    def _make_scorer(self) -> Scorer:
         if self._judge is not None:
             return PolicyJudge(self._sampler, self._judge)
         if self._prm is None or self._reward_request is None:
@@ -227,15 +210,10 @@ class SglangEngine(ServedEngine[SearchSession, Replica]):
         return min([text.context, *(int(tokens) - 1 for tokens in longest if tokens)])
 
     def _fingerprint(self) -> str:
-        """``sglang-`` and 16 hex digits over what a tree depends on besides its request."""
-        options = self._options
-        named = [options.version, repr(self._form), options.embedder, str(options.encoder)]
-        for replica in self.replicas:
-            names = ("version", "model_path", "dtype", "attention_backend", "sampling_backend")
-            named += [str(replica.details.get(name)) for name in names]
-        named += [str(replica.seeds) for replica in self._policy.replicas]
-        digest = hashlib.sha256("\0".join(named).encode()).hexdigest()
-        return f"sglang-{digest[:16]}"
+        names = ("version", "model_path", "dtype", "attention_backend", "sampling_backend")
+        served = [str(replica.details.get(name)) for replica in self.replicas for name in names]
+        served += [str(replica.seeds) for replica in self._policy.replicas]
+        return fingerprint_of("sglang", self._options, self._form, served)
 
 
 def known_flops(checkpoint: str | Path) -> Flops:
