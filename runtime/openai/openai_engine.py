@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import logging
 
-from runtime.accounting import no_flops
 from runtime.openai.completion_sampler import CompletionSampler
 from runtime.openai.completion_server import CompletionServer
 from runtime.openai.openai_options import OpenaiOptions, ServedModel
@@ -154,7 +153,7 @@ class OpenaiEngine(ServedEngine[OpenaiSearch, CompletionServer, CompletionSample
         if self._request is None or self._reward_text is None:
             return LikelihoodScorer(self._sampler)
         context = _context(self._rewards, self._reward_text)
-        return ServedRewardModel(self._rewards, self._request, context=context, flops=no_flops)
+        return ServedRewardModel(self._rewards, self._request, context=context)
 
 
 def _context(fleet: Fleet[CompletionServer], text: Text) -> int:

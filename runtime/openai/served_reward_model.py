@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from runtime.accounting import Flops, sum_of_contexts
 from runtime.openai.completion_server import CompletionServer, Json
 from runtime.openai.openai_search import OpenaiSearch
 from runtime.openai.reward_requests import PathsRequest
@@ -19,18 +18,12 @@ class ServedRewardModel:
     """A prefill a path, read at its last token."""
 
     def __init__(
-        self,
-        fleet: Fleet[CompletionServer],
-        request: PathsRequest,
-        *,
-        context: int,
-        flops: Flops,
+        self, fleet: Fleet[CompletionServer], request: PathsRequest, *, context: int
     ) -> None:
         """``context``: most tokens of a path."""
         self._fleet = fleet
         self._request = request
         self._context = context
-        self._flops = flops
 
     async def score(
         self,
@@ -58,13 +51,7 @@ class ServedRewardModel:
         rewards = self._request.rewards(answer)
         if len(rewards) != len(paths):
             raise EngineError(f"the reward server answered {len(rewards)} of {len(paths)} paths")
-        self._count(search, paths, cached_tokens(answer) or 0)
-        return rewards
-
-    def _count(self, search: OpenaiSearch, paths: Sequence[Path], cached: int) -> None:
-        """``cached``: as servers tell it of a list, of one of its paths."""
-        tokens = sum(map(len, paths))
+        cached = cached_tokens(answer) or 0  # as servers tell it of a list, of one of its paths
         search.costs.counters.model_calls += 1
-        search.costs.counters.prm_tokens += tokens - cached
-        contexts = sum(sum_of_contexts(0, len(path)) for path in paths)
-        search.costs.counters.flops += self._flops(tokens, contexts, len(paths))
+        search.costs.counters.prm_tokens += sum(map(len, paths)) - cached
+        return rewards

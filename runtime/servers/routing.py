@@ -47,12 +47,8 @@ class Routing:
         self.header = None if name == NONE else HEADERS.get(name, name.partition(":")[2])
         self._warned = False
 
-    def headers(self, tree: str, parent: int | None = None, final: bool = False) -> dict[str, str]:
-        """Of a request of ``tree`` below the node ``parent``, its last one if ``final``.
-
-        All of a tree's requests have one key, which tells nothing of the tree.
-        """
-        del parent, final  # no router named here keys on them
+    def headers(self, tree: str) -> dict[str, str]:
+        """Of a tree's requests: they have one key, which tells nothing of the tree."""
         if self.header is None:
             return {}
         digest = hashlib.blake2b(tree.encode(), digest_size=KEY_BYTES).hexdigest()

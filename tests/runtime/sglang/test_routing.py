@@ -43,7 +43,6 @@ def test_headers_follow_from_the_tree_alone() -> None:
     smg = Routing("smg")
     (name, key), *rest = smg.headers("acme/t1").items()
     assert (name, rest) == ("X-SMG-Routing-Key", [])
-    assert smg.headers("acme/t1", parent=7, final=True) == {name: key}
     assert smg.headers("acme/t2")[name] != key
     assert "acme" not in key
     assert Routing("header:X-Session").headers("acme/t1") == {"X-Session": key}
