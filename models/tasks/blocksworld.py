@@ -15,6 +15,7 @@ from typing import NamedTuple
 from models.tasks.task import (
     ANSWER_PREFIX,
     Split,
+    StepChecker,
     Verdict,
     answer_step,
     fail,
@@ -184,7 +185,7 @@ def _draw(rng: random.Random, split: Split) -> Puzzle:
             return Puzzle(start, goal, needed)
 
 
-class Blocksworld:
+class Blocksworld(StepChecker):
     """Rebuild the stacks in exactly as many moves as the shortest plan takes."""
 
     name = "blocksworld"
@@ -210,10 +211,9 @@ class Blocksworld:
         """Is this text a blocksworld question?"""
         return parse_question(question) is not None
 
-    def check(self, question: str, text: str) -> Verdict:
-        """Judge a whole reply; a wasted move makes the goal unreachable in time."""
+    def _verdict(self, question: str, steps: list[str], *, hopeful: bool) -> Verdict:
+        """A wasted move makes the goal unreachable in time."""
         state, goal, budget = self._parse(question)
-        steps = split_steps(text)
         for i, step in enumerate(steps):
             if state == goal and step.startswith(ANSWER_PREFIX):
                 if i == len(steps) - 1 and step == f"{ANSWER_PREFIX}{i} moves.":
@@ -225,23 +225,10 @@ class Blocksworld:
                 return fail(steps, i, f"step {i + 1}: no such move")
             if shown != show_state(after):
                 return fail(steps, i, f"step {i + 1}: the state shown is wrong")
-            if i + 1 + distance(after, goal) > budget:
+            if hopeful and i + 1 + distance(after, goal) > budget:
                 return fail(steps, i, f"step {i + 1}: the goal is out of reach")
             state = after
         return Verdict(False, (True,) * len(steps), "no answer line")
-
-    def first_illegal(self, question: str, text: str) -> int | None:
-        """The first step that is no move of this state, or an answer line before the goal."""
-        state, goal, _ = self._parse(question)
-        for i, step in enumerate(split_steps(text)):
-            if step.startswith(ANSWER_PREFIX):
-                return None if state == goal and step == f"{ANSWER_PREFIX}{i} moves." else i
-            action, _, shown = step.partition(": ")
-            after = dict(moves(state)).get(action)
-            if after is None or shown != show_state(after):
-                return i
-            state = after
-        return None
 
     def answer(self, text: str) -> str | None:
         """The sequence of moves."""

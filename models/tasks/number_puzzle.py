@@ -16,6 +16,7 @@ from typing import NamedTuple
 from models.tasks.task import (
     ANSWER_PREFIX,
     Split,
+    StepChecker,
     Verdict,
     answer_step,
     fail,
@@ -156,52 +157,6 @@ def _holds(a: int, op: str, b: int, result: int) -> bool:
     return {"+": a + b, "-": a - b, "*": a * b}[op] == result
 
 
-def check(numbers: Numbers, target: int, text: str) -> Verdict:
-    """Judge a reply to a number puzzle."""
-    steps = split_steps(text)
-    for i, step in enumerate(steps):
-        if len(numbers) == 1:
-            correct = i == len(steps) - 1 and step == f"{ANSWER_PREFIX}{target}."
-            if correct and numbers[0] == target:
-                return Verdict(True, (True,) * len(steps), "")
-            return fail(steps, i, f"step {i + 1}: a wrong answer line")
-        numbers, problem = replay_step(step, numbers)
-        if problem:
-            return fail(steps, i, f"step {i + 1}: {problem}")
-        if not reachable(numbers, target):
-            return fail(steps, i, f"step {i + 1}: {target} is out of reach")
-    return Verdict(False, (True,) * len(steps), "no answer line")
-
-
-def first_illegal(numbers: Numbers, target: int, text: str) -> int | None:
-    """The first step that breaks the rules, the target reachable or not; None if none does."""
-    for i, step in enumerate(split_steps(text)):
-        if len(numbers) == 1:
-            right = numbers[0] == target and step == f"{ANSWER_PREFIX}{target}."
-            return None if right else i
-        numbers, problem = replay_step(step, numbers)
-        if problem:
-            return i
-    return None
-
-
-def vote(text: str) -> str | None:
-    """The set of equations, commutative operands sorted, in sorted order."""
-    if answer_step(text) is None:
-        return None
-    equations = set()
-    for step in split_steps(text)[:-1]:
-        match = STEP.fullmatch(step)
-        if match is None:
-            equations.add(step)
-            continue
-        a, op, b = match[1], match[2], match[3]
-        if op in "+*" and int(b) < int(a):
-            a, b = b, a
-        equations.add(f"{a} {op} {b} = {match[4]}")
-    return "; ".join(sorted(equations))
-
-
 def derive(numbers: Numbers, rng: random.Random, ceiling: int) -> list[Move]:
     """Random steps down to one number, positive values up to `ceiling`, no step without effect."""
     path = []
@@ -242,7 +197,7 @@ def taught(
 
 
 @dataclass(frozen=True)
-class NumberPuzzle:
+class NumberPuzzle(StepChecker):
     """Use `count` numbers to make a target.
 
     `candidates` gives the sets that a split's questions are drawn from and `asked` says which of
@@ -279,17 +234,36 @@ class NumberPuzzle:
         parsed = parse_question(question)
         return parsed is not None and len(parsed[0]) == self.count
 
-    def check(self, question: str, text: str) -> Verdict:
-        """Judge a whole reply."""
-        return check(*self._parse(question), text)
-
-    def first_illegal(self, question: str, text: str) -> int | None:
-        """The first step that is no equation over what is left."""
-        return first_illegal(*self._parse(question), text)
+    def _verdict(self, question: str, steps: list[str], *, hopeful: bool) -> Verdict:
+        numbers, target = self._parse(question)
+        for i, step in enumerate(steps):
+            if len(numbers) == 1:
+                correct = i == len(steps) - 1 and step == f"{ANSWER_PREFIX}{target}."
+                if correct and numbers[0] == target:
+                    return Verdict(True, (True,) * len(steps), "")
+                return fail(steps, i, f"step {i + 1}: a wrong answer line")
+            numbers, problem = replay_step(step, numbers)
+            if problem:
+                return fail(steps, i, f"step {i + 1}: {problem}")
+            if hopeful and not reachable(numbers, target):
+                return fail(steps, i, f"step {i + 1}: {target} is out of reach")
+        return Verdict(False, (True,) * len(steps), "no answer line")
 
     def answer(self, text: str) -> str | None:
-        """The set of equations used."""
-        return vote(text)
+        """The set of equations used, commutative operands sorted, in sorted order."""
+        if answer_step(text) is None:
+            return None
+        equations = set()
+        for step in split_steps(text)[:-1]:
+            match = STEP.fullmatch(step)
+            if match is None:
+                equations.add(step)
+                continue
+            a, op, b = match[1], match[2], match[3]
+            if op in "+*" and int(b) < int(a):
+                a, b = b, a
+            equations.add(f"{a} {op} {b} = {match[4]}")
+        return "; ".join(sorted(equations))
 
     def solve(self, question: str, rng: random.Random) -> list[str]:
         """A random derivation among those that reach the target."""

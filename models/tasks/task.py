@@ -6,6 +6,7 @@ starts with `ANSWER_PREFIX`. Everything here is pure and needs the standard libr
 
 import hashlib
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -86,6 +87,28 @@ class Task(Protocol):
     def lesson(self, rng: random.Random) -> tuple[str, list[str]]:
         """A training question with a derivation, drawn together (cheaper than `solve`)."""
         ...
+
+
+class StepChecker(ABC):
+    """The part of a task that goes through the steps of a reply."""
+
+    def check(self, question: str, text: str) -> Verdict:
+        """Judge a whole reply, step by step."""
+        return self._verdict(question, split_steps(text), hopeful=True)
+
+    def first_illegal(self, question: str, text: str) -> int | None:
+        """The first step that does not follow from those before; None if all do, up to a right
+        answer line."""
+        steps = split_steps(text)
+        told = [i for i, step in enumerate(steps) if step.startswith(ANSWER_PREFIX)]
+        end = told[0] + 1 if told else len(steps)
+        holds = self._verdict(question, steps[:end], hopeful=False).steps
+        return None if all(holds) else holds.index(False)
+
+    @abstractmethod
+    def _verdict(self, question: str, steps: list[str], *, hopeful: bool) -> Verdict:
+        """On the steps of a reply, of which only `hopeful` ones hold, or those that lead nowhere
+        too."""
 
 
 def split_of(key: str) -> Split:

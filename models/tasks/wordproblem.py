@@ -13,11 +13,11 @@ from models.tasks.story import Fact, Story
 from models.tasks.task import (
     ANSWER_PREFIX,
     Split,
+    StepChecker,
     Verdict,
     answer_step,
     fail,
     split_of,
-    split_steps,
     stream,
 )
 
@@ -108,7 +108,7 @@ def _canonical(question: str) -> str:
     return re.sub("|".join(english.NAMES), rename, words)
 
 
-class WordProblem:
+class WordProblem(StepChecker):
     """A story about who has how many; the reply concludes one person at a time."""
 
     name = "wordproblem"
@@ -134,10 +134,10 @@ class WordProblem:
         """Is every sentence a known kind of fact, and the last one the question?"""
         return english.parse_story(question) is not None
 
-    def check(self, question: str, text: str) -> Verdict:
-        """Judge a whole reply: each step must be one conclusion, worded in full."""
+    def _verdict(self, question: str, steps: list[str], *, hopeful: bool) -> Verdict:
+        """Each step must be one conclusion, worded in full."""
         story = self._parse(question)
-        known, steps = english.given(story), split_steps(text)
+        known = english.given(story)
         for i, step in enumerate(steps):
             if step.startswith(ANSWER_PREFIX):
                 right = f"{ANSWER_PREFIX}{known.get(story.who)}."
@@ -149,25 +149,12 @@ class WordProblem:
                 return fail(steps, i, f"step {i + 1}: does not follow")
             who, number = legal[step]
             known[who] = number
+            if not hopeful:
+                continue
             missing = english.needed(story, known)
             if missing is None or i + 1 + len(missing) + 1 > self.max_depth:
                 return fail(steps, i, f"step {i + 1}: no steps are left for the answer")
         return Verdict(False, (True,) * len(steps), "no answer line")
-
-    def first_illegal(self, question: str, text: str) -> int | None:
-        """The first step that is no conclusion from what is known by then."""
-        story = self._parse(question)
-        known = english.given(story)
-        for i, step in enumerate(split_steps(text)):
-            if step.startswith(ANSWER_PREFIX):
-                told = story.who in known and step == f"{ANSWER_PREFIX}{known[story.who]}."
-                return None if told else i
-            legal = {said: (who, n) for said, who, n in english.conclusions(story, known)}
-            if step not in legal:
-                return i
-            who, number = legal[step]
-            known[who] = number
-        return None
 
     def answer(self, text: str) -> str | None:
         """The number claimed."""
