@@ -8,12 +8,15 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import httpx
+import pytest
 
 from models.bundled import SPRIG_FOLDER
 from runtime.sglang.launched_server import LaunchedServer, LaunchedServers, LaunchOptions
 from server.assemble import RunningModel, running
 from server.settings import load_settings
 
+ON_SERVERS = [pytest.mark.slow, pytest.mark.sglang, pytest.mark.timeout(1800)]
+"""Marks of what real servers take their time for."""
 ROOT = Path(__file__).parents[3]
 PYTHON = ROOT / ".venv-sglang" / "bin" / "python"
 KV_TOKENS = 20_000

@@ -14,15 +14,9 @@ from search.engine import Branch, EngineError, Sampling
 from search.tree import ROOT, Finish, node_seed
 from server.plain_completion import PlainCompletion, complete
 from tests.runtime.sglang.real_searches import QUESTIONS, TEXT, options, prompt_of
-from tests.runtime.sglang.support import SharedServers
+from tests.runtime.sglang.support import ON_SERVERS, SharedServers
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.sglang,
-    pytest.mark.nightly,
-    pytest.mark.timeout(1800),
-    pytest.mark.asyncio(loop_scope="session"),
-]
+pytestmark = [*ON_SERVERS, pytest.mark.nightly, pytest.mark.asyncio(loop_scope="session")]
 
 SCHEMA = {
     "type": "object",

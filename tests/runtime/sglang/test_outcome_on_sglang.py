@@ -19,16 +19,10 @@ from tests.runtime.outcome_model import (
     make_outcome_model,
     trajectories,
 )
-from tests.runtime.sglang.support import LAUNCH, SharedServers
+from tests.runtime.sglang.support import LAUNCH, ON_SERVERS, SharedServers
 from tests.runtime.tiny_models import make_checkpoint, make_tokenizer
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.sglang,
-    pytest.mark.nightly,
-    pytest.mark.timeout(1800),
-    pytest.mark.asyncio(loop_scope="module"),
-]
+pytestmark = [*ON_SERVERS, pytest.mark.nightly, pytest.mark.asyncio(loop_scope="module")]
 
 PROMPT = tuple(make_tokenizer().encode(f"<|user|>{QUESTION}<|end|><|assistant|>"))
 

@@ -17,15 +17,9 @@ from runtime.text import Text
 from search.engine import Branch, Sampling
 from search.tree import ROOT
 from tests.runtime.pretrained import engine_maker, folder_or_skip
-from tests.runtime.sglang.support import START_SECONDS, SharedServers, stock
+from tests.runtime.sglang.support import ON_SERVERS, START_SECONDS, SharedServers, stock
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.sglang,
-    pytest.mark.nightly,
-    pytest.mark.timeout(1800),
-    pytest.mark.asyncio(loop_scope="module"),
-]
+pytestmark = [*ON_SERVERS, pytest.mark.nightly, pytest.mark.asyncio(loop_scope="module")]
 
 ASKED = (
     "What is the capital of France?",

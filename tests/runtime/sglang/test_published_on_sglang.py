@@ -21,17 +21,11 @@ from runtime.sglang.launched_server import LaunchedServer
 from runtime.sglang.sglang_engine import SglangEngine
 from runtime.sglang.sglang_options import SglangOptions
 from tests.runtime.published_models import EIGHT_STEPS, FORMATS, REWARDS, tiny
-from tests.runtime.sglang.support import START_SECONDS, SharedServers, stock
+from tests.runtime.sglang.support import ON_SERVERS, START_SECONDS, SharedServers, stock
 from tests.runtime.test_published_models import IDS, PATHS, TOKENS, WITHIN
 from tests.runtime.test_reward_models import PROMPT, QUESTION
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.sglang,
-    pytest.mark.nightly,
-    pytest.mark.timeout(1800),
-    pytest.mark.asyncio(loop_scope="session"),
-]
+pytestmark = [*ON_SERVERS, pytest.mark.nightly, pytest.mark.asyncio(loop_scope="session")]
 
 ROWS = [*zip_longest([row.names[0] for row in public_policies()], FORMATS)]
 """Each policy with a reward model beside it, as long as there are some left: a server starts as

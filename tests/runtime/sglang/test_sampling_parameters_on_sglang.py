@@ -22,14 +22,9 @@ from tests.runtime.sglang.real_searches import (
     options,
     prompt_of,
 )
-from tests.runtime.sglang.support import SharedServers
+from tests.runtime.sglang.support import ON_SERVERS, SharedServers
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.sglang,
-    pytest.mark.timeout(1800),
-    pytest.mark.asyncio(loop_scope="session"),
-]
+pytestmark = [*ON_SERVERS, pytest.mark.asyncio(loop_scope="session")]
 
 TIMES, PLUS = (TEXT.pieces.index(piece) for piece in (b" *", b" +"))
 ASKED = [

@@ -44,14 +44,9 @@ from tests.runtime.sglang.real_searches import (
     options,
     prompt_of,
 )
-from tests.runtime.sglang.support import KV_TOKENS, ROOT, SharedServers
+from tests.runtime.sglang.support import KV_TOKENS, ON_SERVERS, ROOT, SharedServers
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.sglang,
-    pytest.mark.timeout(1800),
-    pytest.mark.asyncio(loop_scope="session"),
-]
+pytestmark = [*ON_SERVERS, pytest.mark.asyncio(loop_scope="session")]
 
 GREEDY = Sampling(temperature=0.0, stop=("\n\n",), max_step_tokens=64)
 

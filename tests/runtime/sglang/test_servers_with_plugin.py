@@ -14,13 +14,9 @@ import pytest_asyncio
 
 from hedgerow_sglang.plugin_protocol import Note, custom_params, plugin_counts
 from runtime.sglang.launched_server import STUBS
-from tests.runtime.sglang.support import KV_TOKENS, PYTHON, ROOT, SharedServers
+from tests.runtime.sglang.support import KV_TOKENS, ON_SERVERS, PYTHON, ROOT, SharedServers
 
-pytestmark = [
-    pytest.mark.sglang,
-    pytest.mark.slow,
-    pytest.mark.timeout(1800),
-]
+pytestmark = ON_SERVERS
 
 PROMPT = list(range(20, 120))
 STEP = 800

@@ -35,10 +35,10 @@ from tests.deploy.front_ends import (
     outlive,
     until_expanded,
 )
-from tests.runtime.sglang.support import KV_TOKENS, PYTHON, START_SECONDS, SharedServers
+from tests.runtime.sglang.support import KV_TOKENS, ON_SERVERS, PYTHON, START_SECONDS, SharedServers
 from tests.server.test_process import Server
 
-pytestmark = [pytest.mark.slow, pytest.mark.sglang, pytest.mark.nightly, pytest.mark.timeout(1800)]
+pytestmark = [*ON_SERVERS, pytest.mark.nightly]
 
 QUESTIONS = TASKS["blocksworld"].questions("dev", 12)
 

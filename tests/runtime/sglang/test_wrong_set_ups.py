@@ -17,16 +17,11 @@ import pytest_asyncio
 from runtime.sglang.launched_server import LaunchedServer
 from runtime.sglang.sglang_engine import SglangEngine
 from runtime.sglang.sglang_options import SglangOptions
-from tests.runtime.sglang.support import START_SECONDS, SharedServers, stock
+from tests.runtime.sglang.support import ON_SERVERS, START_SECONDS, SharedServers, stock
 from tests.runtime.test_reward_models import QWEN, QWEN_SPECIALS
 from tests.runtime.tiny_models import make_checkpoint, make_reward_model
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.sglang,
-    pytest.mark.timeout(1800),
-    pytest.mark.asyncio(loop_scope="module"),
-]
+pytestmark = [*ON_SERVERS, pytest.mark.asyncio(loop_scope="module")]
 
 
 HEAD = {"v_head.summary.weight": (1, 64), "v_head.summary.bias": (1,)}
