@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -51,7 +51,7 @@ class RemoteServer(Liveness):
         """Why it gets no work although it answers."""
         self.kv_tokens = 0
         """The capacity of its KV; 0 where it is not known."""
-        self.full_waits = partial(full_waits, times.answer)
+        self.full_waits: Callable[[], Iterable[float]] = partial(full_waits, times.answer)
         self._probe = times.probe
         self._answer = times.answer
         self._look: asyncio.Task[None] | None = None

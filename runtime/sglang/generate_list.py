@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from itertools import chain
 from typing import Any
 
@@ -26,19 +26,13 @@ NO_END = b'"finish_reason":null'
 Take = Callable[[int, Json], None]
 
 
-async def generate_list(
-    replica: Replica,
-    bodies: Sequence[Json],
-    take: Take,
-    full_waits: Callable[[], Iterable[float]] | None = None,
-) -> None:
+async def generate_list(replica: Replica, bodies: Sequence[Json], take: Take) -> None:
     """Have ``/generate`` answer ``bodies`` in one request, or one for each priority among them.
 
     ``take`` gets each one's place and its answer, in the order in which they are done; each body
-    has an id. Items that a full server refuses are sent again after ``full_waits``, if not given
-    the replica's. Raises as ``Replica.generate`` does, for the first item that fails; the others
-    are given up then. A router takes no lists with parameters for each item: it gets one request
-    for each.
+    has an id. Items that a full server refuses are sent again after its ``full_waits``. Raises as
+    ``Replica.generate`` does, for the first item that fails; the others are given up then. A router
+    takes no lists with parameters for each item: it gets one request for each.
     """
     if replica.routed:
         await _one_by_one(replica, bodies, take)
@@ -47,11 +41,10 @@ async def generate_list(
     for place, body in enumerate(bodies):
         by_priority.setdefault(body.get("priority", 0), {})[place] = body
     lists = [_Items(replica, items, take) for _, items in sorted(by_priority.items(), reverse=True)]
-    waits = full_waits or replica.full_waits
     if len(lists) == 1:
-        await lists[0].to_the_end(waits())
+        await lists[0].to_the_end()
         return
-    await _together([items.to_the_end(waits()) for items in lists])
+    await _together([items.to_the_end() for items in lists])
 
 
 async def _one_by_one(replica: Replica, bodies: Sequence[Json], take: Take) -> None:
@@ -88,11 +81,11 @@ class _Items:
         self._take = take
         self._sent = 0
 
-    async def to_the_end(self, waits: Iterable[float]) -> None:
+    async def to_the_end(self) -> None:
         """Until every item is answered."""
         self._replica.under_way += len(self._left)
         try:
-            for wait in chain(waits, [None]):
+            for wait in chain(self._replica.full_waits(), [None]):
                 await self._send()
                 if not self._left:
                     return

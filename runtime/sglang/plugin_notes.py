@@ -41,11 +41,7 @@ class PluginNotes:
 
         ``prompt``: its tokens; ``step``: the node that is drawn or scored and its parent.
         """
-        if not server.plugged:
-            return {}
-        node, parent = step or (None, None)
-        note = Note(self.tree, max(1, prompt), node, parent, self.turn)
-        return {"custom_params": custom_params(note)}
+        return {"custom_params": custom_params(self._note(prompt, step))} if server.plugged else {}
 
     def on(self, server: Replica, prompt: int, step: tuple[int, int] | None) -> dict[str, Any]:
         """As ``about``, with what the server is still to hear: for requests that go there in the
@@ -53,19 +49,14 @@ class PluginNotes:
         hint = self._due(server) if server.plugged else None
         if hint is None:
             return self.about(server, prompt, step)
-        node, parent = step or (None, None)
-        note = Note(
-            tree=self.tree,
-            prompt=max(1, prompt),
-            node=node,
-            parent=parent,
-            turn=self.turn,
-            values=hint.values,
-            active=hint.active,
-            dead=hint.dead,
-            outlook=hint.outlook,
+        note = self._note(prompt, step)._replace(
+            values=hint.values, active=hint.active, dead=hint.dead, outlook=hint.outlook
         )
         return {"custom_params": custom_params(note)}
+
+    def _note(self, prompt: int, step: tuple[int, int] | None) -> Note:
+        node, parent = step or (None, None)
+        return Note(self.tree, max(1, prompt), node, parent, self.turn)
 
     def _due(self, server: Replica) -> Hint | None:
         """What a server has not heard yet; one with several schedulers never has."""

@@ -70,7 +70,8 @@ def bodies(many: int, **more: Any) -> list[dict[str, Any]]:
 async def sent(replica: Replica, asked: list[dict[str, Any]], waits: int = 1) -> list[int]:
     """The places answered, in the order in which they were."""
     places: list[int] = []
-    await generate_list(replica, asked, lambda at, _: places.append(at), lambda: (0.0,) * waits)
+    replica.full_waits = lambda: (0.0,) * waits
+    await generate_list(replica, asked, lambda at, _: places.append(at))
     return places
 
 
