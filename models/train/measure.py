@@ -256,9 +256,9 @@ def main() -> None:
         "accuracy": MeasuredSplit.accuracy,
         "prm": MeasuredSplit.prm,
         "judge": MeasuredSplit.judge,
+        "draft": MeasuredSplit.draft,
+        "siblings": MeasuredSplit.siblings,
     }
-    measures["draft"] = MeasuredSplit.draft
-    measures["siblings"] = MeasuredSplit.siblings
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", nargs="+", choices=measures)
     parser.add_argument("--split", default="test")

@@ -108,7 +108,8 @@ def _plain_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return torch.bmm(scores.softmax(-1), value).view(batch, heads, length, dim)
 
 
-def _norm(x: Tensor, norm: Any) -> Tensor:
+def normed(x: Tensor, norm: Any) -> Tensor:
+    """RMSNorm by one of the model's norms."""
     return F.rms_norm(x, (x.shape[-1],), norm.weight.to(COMPUTE), norm.variance_epsilon)
 
 
@@ -118,8 +119,8 @@ def streams(model: LlamaForCausalLM, ids: Tensor) -> list[Tensor]:
     x = F.embedding(ids, model.model.embed_tokens.weight).to(COMPUTE)
     after = []
     for layer in decoder_layers(model):
-        x = x + _attention(layer, config, _norm(x, layer.input_layernorm))
-        h = _norm(x, layer.post_attention_layernorm)
+        x = x + _attention(layer, config, normed(x, layer.input_layernorm))
+        h = normed(x, layer.post_attention_layernorm)
         fused = torch.cat([layer.mlp.gate_proj.weight, layer.mlp.up_proj.weight]).to(COMPUTE)
         gate, up = F.linear(h, fused).chunk(2, -1)
         x = x + F.linear(F.silu(gate) * up, layer.mlp.down_proj.weight.to(COMPUTE))
@@ -129,7 +130,7 @@ def streams(model: LlamaForCausalLM, ids: Tensor) -> list[Tensor]:
 
 def read_out(model: LlamaForCausalLM, stream: Tensor) -> Tensor:
     """Float32 logits of positions (n, width) of a stream."""
-    states = _norm(stream, model.model.norm)
+    states = normed(stream, model.model.norm)
     return F.linear(states, model.model.embed_tokens.weight.to(COMPUTE)).float()
 
 

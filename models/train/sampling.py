@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-from models.train import network
+from models.train.network import COMPUTE, decoder_layers, normed, rotate, rotation
 
 ROWS, GPU_ROWS = 192, 4096
 ROOM = 640
@@ -56,16 +56,15 @@ class _Rows:
 class Sampler:
     """Draws replies from one model."""
 
-    def __init__(self, model: LlamaForCausalLM, dtype: torch.dtype = network.COMPUTE) -> None:
+    def __init__(self, model: LlamaForCausalLM) -> None:
         self.config: Any = model.config
-        self.dtype = dtype
         self.device: torch.device = model.device
         self.rows = GPU_ROWS if self.device.type == "cuda" else ROWS
-        self.embed = model.model.embed_tokens.weight.detach().to(dtype)
+        self.embed = model.model.embed_tokens.weight.detach().to(COMPUTE)
         self.norm: Any = model.model.norm
-        self.layers = [self._fuse(layer) for layer in network.decoder_layers(model)]
+        self.layers = [self._fuse(layer) for layer in decoder_layers(model)]
         self.cos, self.sin = (
-            part.to(dtype) for part in network.rotation(ROOM, self.config.head_dim, self.device)
+            part.to(COMPUTE) for part in rotation(ROOM, self.config.head_dim, self.device)
         )
 
     def _fuse(self, layer: Any) -> _Layer:
@@ -77,7 +76,7 @@ class Sampler:
             torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight]),
             mlp.down_proj.weight,
         )
-        return _Layer(layer, *(weight.detach().to(self.dtype) for weight in weights))
+        return _Layer(layer, *(weight.detach().to(COMPUTE) for weight in weights))
 
     def sample(
         self,
@@ -136,8 +135,8 @@ class Sampler:
         for row, i in enumerate(places):
             bias[row, : width - len(prompts[i])] = NEVER
         return _Rows(
-            [torch.zeros(shape, dtype=self.dtype, device=self.device) for _ in range(count)],
-            [torch.zeros(shape, dtype=self.dtype, device=self.device) for _ in range(count)],
+            [torch.zeros(shape, dtype=COMPUTE, device=self.device) for _ in range(count)],
+            [torch.zeros(shape, dtype=COMPUTE, device=self.device) for _ in range(count)],
             bias.to(self.device),
             torch.zeros(len(places), dtype=torch.long, device=self.device),
             torch.tensor(places, device=self.device),
@@ -147,15 +146,12 @@ class Sampler:
         """Logits at the last position of `ids`, which stand at positions from `start` on."""
         x = F.embedding(ids, self.embed)
         for i, layer in enumerate(self.layers):
-            h = self._norm(x, layer.block.input_layernorm)
+            h = normed(x, layer.block.input_layernorm)
             x = x + F.linear(self._attend(rows, i, F.linear(h, layer.qkv), start), layer.out)
-            h = self._norm(x, layer.block.post_attention_layernorm)
+            h = normed(x, layer.block.post_attention_layernorm)
             gate, up = F.linear(h, layer.gate_up).chunk(2, -1)
             x = x + F.linear(F.silu(gate) * up, layer.down)
-        return F.linear(self._norm(x[:, -1], self.norm), self.embed).float()
-
-    def _norm(self, x: Tensor, norm: Any) -> Tensor:
-        return F.rms_norm(x, (x.shape[-1],), norm.weight.to(self.dtype), norm.variance_epsilon)
+        return F.linear(normed(x[:, -1], self.norm), self.embed).float()
 
     def _attend(self, rows: _Rows, i: int, qkv: Tensor, start: int) -> Tensor:
         heads, kv_heads = self.config.num_attention_heads, self.config.num_key_value_heads
@@ -163,7 +159,7 @@ class Sampler:
         stop = start + length
         split = qkv.view(batch, length, heads + 2 * kv_heads, -1).transpose(1, 2)
         cos, sin = self.cos[start:stop], self.sin[start:stop]
-        turned = network.rotate(split[:, : heads + kv_heads], cos, sin)
+        turned = rotate(split[:, : heads + kv_heads], cos, sin)
         rows.keys[i][:, :, start:stop] = turned[:, heads:]
         rows.values[i][:, :, start:stop] = split[:, heads + kv_heads :]
         bias = rows.bias[:, None, None, :stop]
@@ -174,7 +170,7 @@ class Sampler:
         query = turned[:, :heads].reshape(batch, kv_heads, group, length, -1).flatten(2, 3)
         scores = query @ rows.keys[i][:, :, :stop].transpose(2, 3)
         scores = scores * self.config.head_dim**-0.5
-        scores = scores.view(batch, heads, length, stop) + bias.to(self.dtype)
+        scores = scores.view(batch, heads, length, stop) + bias.to(COMPUTE)
         weights = scores.softmax(-1).view(batch, kv_heads, group * length, stop)
         mixed = (weights @ rows.values[i][:, :, :stop]).view(batch, heads, length, -1)
         return mixed.transpose(1, 2).reshape(batch, length, -1)

@@ -35,7 +35,7 @@ def walk(question: str, rng: random.Random) -> list[str]:
 
 
 def _attempt(story: Story, rng: random.Random) -> list[str]:
-    """None where a near miss left no way on, or a number too large to be said."""
+    """Empty where a near miss left no way on, or a number too large to be said."""
     known, steps, faulty = given(story), [], False
     while story.who not in known:
         ways = ways_on(story, known)
