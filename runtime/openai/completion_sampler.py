@@ -28,10 +28,9 @@ class CompletionSampler(PolicySampler[OpenaiSearch, CompletionServer]):
         dialects: Mapping[CompletionServer, Dialect],
         *,
         context: int,
-        top: int,
     ) -> None:
         """``dialects``: how each server speaks."""
-        super().__init__(fleet, text, context=context, top=top)
+        super().__init__(fleet, text, context=context)
         self._dialects = dialects
 
     async def expand(
@@ -68,9 +67,9 @@ class CompletionSampler(PolicySampler[OpenaiSearch, CompletionServer]):
         async def ask(server: CompletionServer) -> None:
             search.on(server)
             before, dialect = step.path, self._dialects[server]
-            body = step.body(self._top, dialect) | search.marks(server)
+            body = step.body(dialect) | search.marks(server)
             answer = await server.ask(COMPLETIONS, body)
-            drawn = step.take(answer, self._top, dialect, self._text)
+            drawn = step.take(answer, dialect, self._text)
             self._count(search, server, before, answer)
             search.costs.add_decoded(len(before), max(drawn, dialect.drawn_beyond(answer)))
 

@@ -112,9 +112,7 @@ class OpenaiEngine(ServedEngine[OpenaiSearch, CompletionServer, CompletionSample
     def _build(self) -> None:
         options = self._options
         context = _context(self._policy, self._text)
-        self._sampler = CompletionSampler(
-            self._policy, self._text, self._dialects, context=context, top=options.top
-        )
+        self._sampler = CompletionSampler(self._policy, self._text, self._dialects, context=context)
         self._scorer = self._make_scorer()
         logprobs = all(dialect.logprobs for dialect in self._dialects.values())
         likelihood = isinstance(self._scorer, LikelihoodScorer)

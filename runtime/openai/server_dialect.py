@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from runtime.servers.drawn_step import TOP
 from runtime.servers.server_errors import WrongServer
 from runtime.text import Text
 from search.engine import EngineError
@@ -14,8 +15,6 @@ from search.engine import EngineError
 Json = Mapping[str, Any]
 NAMED_ID = "token_id:"
 """How vLLM spells a token in log-probabilities when ids are asked for."""
-FULL_TOP = 16
-"""Likeliest tokens that vLLM and SGLang tell."""
 EXTRAS: Json = {
     "return_token_ids": True,
     "return_tokens_as_token_ids": True,
@@ -103,7 +102,7 @@ def _must_be_spelt(url: str, ids: Sequence[int], said: str, text: Text) -> None:
 def trial(prompt: Sequence[int], seed: int, *, extras: bool = True) -> dict[str, Any]:
     """A body whose answer says how a server speaks, but for the model's name."""
     body = {"prompt": list(prompt), "max_tokens": 8, "temperature": 1.0, "seed": seed}
-    return body | {"logprobs": FULL_TOP, **EXTRAS} if extras else body
+    return body | {"logprobs": TOP, **EXTRAS} if extras else body
 
 
 def stop_trial(prompt: Sequence[int], stop: str | None, *, extras: bool) -> dict[str, Any]:

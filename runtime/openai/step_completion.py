@@ -16,7 +16,7 @@ from runtime.openai.server_dialect import (
     token_logprobs,
     top_logprobs,
 )
-from runtime.servers.drawn_step import DrawnStep, entropy
+from runtime.servers.drawn_step import TOP, DrawnStep, entropy
 from runtime.text import Text
 from search.engine import EngineError
 from search.tree import step_seed
@@ -34,7 +34,7 @@ class StepCompletion(DrawnStep):
 
     retokenized: bool = False
 
-    def body(self, top: int, dialect: Dialect) -> dict[str, Any]:
+    def body(self, dialect: Dialect) -> dict[str, Any]:
         """The body that asks for the rest of the step, but for the model's name."""
         sampling = self.sampling
         body: dict[str, Any] = {
@@ -48,12 +48,12 @@ class StepCompletion(DrawnStep):
         if dialect.stops:
             body |= {"stop": list(sampling.stop)}
         if dialect.extras:
-            body |= {"stop_token_ids": sorted(self.eos), "logprobs": top, **EXTRAS}
+            body |= {"stop_token_ids": sorted(self.eos), "logprobs": TOP, **EXTRAS}
         if sampling.grammar is not None:
             body |= grammar_fields(dialect.grammar, sampling.grammar)
         return body
 
-    def take(self, answer: Mapping[str, Any], top: int, dialect: Dialect, text: Text) -> int:
+    def take(self, answer: Mapping[str, Any], dialect: Dialect, text: Text) -> int:
         """Add what was drawn up to where the step ends; how many tokens were drawn in all.
 
         Raises EngineError for an answer without a token, or without what the server told before.
@@ -71,7 +71,7 @@ class StepCompletion(DrawnStep):
         if logprobs is None or len(logprobs) != len(ids):
             raise EngineError("the server told no log-probabilities of what it drew")
         taken = self.add(zip(ids, logprobs, strict=True))
-        self.entropy = entropy(top_logprobs(choice, taken - 1, top))
+        self.entropy = entropy(top_logprobs(choice, taken - 1, TOP))
         return len(ids)
 
     def _seed(self) -> int:

@@ -15,6 +15,10 @@ from runtime.text import Text
 from search.engine import Branch, EngineError, Sampling, Step, TokenLogprob
 from search.tree import Finish
 
+TOP = 16
+"""Likeliest log-probabilities that servers are asked for at each token: all that vLLM and SGLang
+tell. A step's last ones give its entropy."""
+
 
 @dataclass(slots=True, eq=False)
 class DrawnStep:

@@ -24,12 +24,11 @@ class PolicySampler(ABC, Generic[Search, Server]):
     """Draws children from their parents' token ids, each with a seed of its own, and reads paths'
     own log-probabilities."""
 
-    def __init__(self, fleet: Fleet[Server], text: Text, *, context: int, top: int) -> None:
-        """``context``: most tokens of a sequence; ``top``: log-probabilities read a token."""
+    def __init__(self, fleet: Fleet[Server], text: Text, *, context: int) -> None:
+        """``context``: most tokens of a sequence."""
         self.fleet = fleet
         self._text = text
         self._context = context
-        self._top = top
         self._stops = StopStringTables(text.pieces)
 
     @abstractmethod

@@ -16,7 +16,6 @@ class ServerOptions:
     """``reward_format``: a name or a ``.json`` file. ``embedder``: what embeds steps: letters
     alone, the checkpoint ``encoder``, or the server ``endpoint``.
 
-    ``top``: of a step's last token so many likeliest log-probabilities are read, for its entropy.
     Seconds: ``connect_seconds`` to reach a server, ``answer_seconds`` for one request,
     ``probe_seconds`` for a sign of life, ``start_seconds`` for the servers to be there at start,
     ``stall_seconds`` without a byte after which one that owes an answer is taken for lost,
@@ -29,7 +28,6 @@ class ServerOptions:
     embedder: EmbedderName = "lexical"
     encoder: str | Path | None = None
     endpoint: EndpointOptions | None = None
-    top: int = 16
     connect_seconds: float = 10.0
     answer_seconds: float = 600.0
     probe_seconds: float = 20.0
@@ -47,8 +45,6 @@ class ServerOptions:
         )
 
     def __post_init__(self) -> None:
-        if self.top < 1:
-            raise ValueError(f"top: {self.top}; at least 1 is needed")
         if self.embedder not in get_args(EmbedderName):
             allowed = ", ".join(get_args(EmbedderName))
             raise ValueError(f"embedder: {self.embedder!r}; over servers there are {allowed}")

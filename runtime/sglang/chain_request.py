@@ -62,7 +62,6 @@ def say_chains(replica: Replica) -> None:
 
 def chain_body(
     request: StepRequest,
-    top: int,
     note: Mapping[str, Any],
     ends: StepEnds,
     *,
@@ -76,7 +75,7 @@ def chain_body(
     seeds = tuple(map(sampling_seed, (request.branch.seed, *ahead.chain_seeds())))
     chain = StepChain(seeds, request.sampling.max_step_tokens, ends.name)
     custom = note.get("custom_params", {}) | chain.param() | (ends.param() if first else {})
-    body = request.body(top, {"custom_params": custom})
+    body = request.body({"custom_params": custom})
     most = min(ahead.room, max(most, request.branch.limit))
     asked = logits_fields(request.sampling, len(request.path), most, custom)
     params = body["sampling_params"] | asked | {"max_new_tokens": most, "stop": []}

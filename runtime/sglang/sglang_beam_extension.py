@@ -73,10 +73,9 @@ class SearchExtensions:
 class SglangBeamExtension:
     """What all searches of an engine have drawn early, and what they may draw next."""
 
-    def __init__(self, fleet: Fleet[Replica], *, top: int, on: bool) -> None:
-        """``top``: log-probabilities read a token; nothing is drawn early unless ``on``."""
+    def __init__(self, fleet: Fleet[Replica], *, on: bool) -> None:
+        """Nothing is drawn early unless ``on``."""
         self._fleet = fleet
-        self._top = top
         self._on = on
         self._beams: dict[SearchSession, SearchExtensions] = {}
         self._arrivals = 0
@@ -197,7 +196,7 @@ class SglangBeamExtension:
             while request.finish is None and not early.stopped:
                 note = search.notes.about(replica, len(search.prompt), None)
                 with search.request(replica) as early.rid:
-                    body = request.body(self._top, note) | search.common(early.rid)
+                    body = request.body(note) | search.common(early.rid)
                     before = request.path
                     answer = await replica.while_up(replica.generate(body, early=True))
                 if not answer["meta_info"].get("output_token_logprobs"):

@@ -156,11 +156,7 @@ class SglangEngine(ServedEngine[SearchSession, Replica, StepSampler]):
             log.warning("a policy server is without our plug-in: it does not heed seeds")
         context = self._context(self._policy, self._text)
         self._sampler = StepSampler(
-            self._policy,
-            self._text,
-            context=context,
-            top=options.top,
-            speculate=options.speculate,
+            self._policy, self._text, context=context, speculate=options.speculate
         )
         self._scorer, request = self._make_scorer(), self._reward_request
         self._capabilities = Capabilities(

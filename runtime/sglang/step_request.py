@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hedgerow_sglang.plugin_protocol import output_param, sampling_seed
-from runtime.servers.drawn_step import DrawnStep, entropy
+from runtime.servers.drawn_step import TOP, DrawnStep, entropy
 from runtime.sglang.replica import Replica
 from search.engine import LOGITS_PARAMS, EngineError, Sampling, TokenLogprob
 
@@ -36,7 +36,7 @@ class StepRequest(DrawnStep):
             early.acknowledged,
         )
 
-    def body(self, top: int, note: Mapping[str, Any]) -> dict[str, Any]:
+    def body(self, note: Mapping[str, Any]) -> dict[str, Any]:
         """The body that asks for the rest of the step; ``note``: more sampling parameters."""
         sampling, left = self.sampling, self.left
         whole = self.tokens or not self.at_once or sampling.grammar is not None
@@ -46,7 +46,7 @@ class StepRequest(DrawnStep):
             "input_ids": list(self.path),
             "return_logprob": True,
             "logprob_start_len": -1,
-            "top_logprobs_num": max(top, sampling.logprobs or 0),
+            "top_logprobs_num": max(TOP, sampling.logprobs or 0),
             "sampling_params": {
                 "max_new_tokens": most,
                 "temperature": sampling.temperature,

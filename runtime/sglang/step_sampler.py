@@ -31,18 +31,10 @@ class StepSampler(PolicySampler[SearchSession, Replica]):
     once, in one request, before it.
     """
 
-    def __init__(
-        self,
-        fleet: Fleet[Replica],
-        text: Text,
-        *,
-        context: int,
-        top: int,
-        speculate: bool = False,
-    ) -> None:
+    def __init__(self, fleet: Fleet[Replica], text: Text, *, context: int, speculate: bool) -> None:
         """``speculate``: idle places draw what rounds may ask for next."""
-        super().__init__(fleet, text, context=context, top=top)
-        self.extension = SglangBeamExtension(fleet, top=top, on=speculate)
+        super().__init__(fleet, text, context=context)
+        self.extension = SglangBeamExtension(fleet, on=speculate)
         self.gates = RoundGates()
         self._chain_lengths = ChainLengths()
         self._ends: dict[tuple[str, ...], StepEnds] = {}
@@ -215,10 +207,10 @@ class StepSampler(PolicySampler[SearchSession, Replica]):
             if ends is not None and request in chains:
                 note = search.notes.on(replica, len(search.prompt), None)
                 most = self._chain_lengths.most
-                body = chain_body(request, self._top, note, ends, most=most, first=first)
+                body = chain_body(request, note, ends, most=most, first=first)
                 first = False
             else:
-                body = request.body(self._top, self._note(search, replica, request.branch))
+                body = request.body(self._note(search, replica, request.branch))
             bodies.append(body | search.notes.priority(replica, request.branch.parent))
         bodies += [self._body_of(search, replica, read) for read in reads]
         if bodies:

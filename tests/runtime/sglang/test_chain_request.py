@@ -63,7 +63,7 @@ def test_what_is_asked_for() -> None:
     end, SGLang ends none."""
     ends = StepEnds.of(PIECES, [b"\n\n"])
     note = {"custom_params": {"hedgerow": "{}"}}
-    body = chain_body(chain(2), 1, note, ends, most=99, first=True)
+    body = chain_body(chain(2), note, ends, most=99, first=True)
     params = body["sampling_params"]
     assert (params["max_new_tokens"], params["stop"], params["stop_token_ids"]) == (20, [], [END])
     asked = json.loads(params["custom_params"][CHAIN])
@@ -71,7 +71,7 @@ def test_what_is_asked_for() -> None:
     assert (asked["seeds"], asked["most"], asked["ends"]) == (seeds, 3, ends.name)
     assert {"hedgerow", ENDS} <= params["custom_params"].keys()
     for most, limit in ((7, 7), (1, 3), (99, 20)):
-        params = chain_body(chain(), 1, {}, ends, most=most, first=False)["sampling_params"]
+        params = chain_body(chain(), {}, ends, most=most, first=False)["sampling_params"]
         assert params["max_new_tokens"] == limit
         assert ENDS not in params["custom_params"]
 

@@ -85,7 +85,7 @@ def test_a_step_that_sglang_stopped_too_early_goes_on() -> None:
     step = drawing(limit=4)
     step.take(answer(0, 1))
     assert step.finish is None
-    body = step.body(2, {})
+    body = step.body({})
     assert body["input_ids"] == [0, 0, 1]
     assert body["sampling_params"]["max_new_tokens"] == 2
     step.take(answer(1, 1))
@@ -97,9 +97,9 @@ def test_a_step_is_asked_for_in_two_requests(at_once: int, asked: int) -> None:
     """The first one for so many tokens, or all; what goes on for all the rest."""
     step = drawing(limit=4)
     step.at_once = at_once
-    assert step.body(2, {})["sampling_params"]["max_new_tokens"] == asked
+    assert step.body({})["sampling_params"]["max_new_tokens"] == asked
     step.take(answer(0))
-    assert step.body(2, {})["sampling_params"]["max_new_tokens"] == 3
+    assert step.body({})["sampling_params"]["max_new_tokens"] == 3
 
 
 def test_a_prefix_of_several_is_read_first() -> None:

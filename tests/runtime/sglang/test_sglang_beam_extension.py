@@ -123,7 +123,7 @@ async def server() -> AsyncIterator[Told]:
 
 @pytest.fixture
 def early(server: Told) -> SglangBeamExtension:
-    return SglangBeamExtension(Fleet("policy", [server]), top=1, on=True)
+    return SglangBeamExtension(Fleet("policy", [server]), on=True)
 
 
 async def test_the_likeliest_children_begin_first(server: Told, early: SglangBeamExtension) -> None:
@@ -187,7 +187,7 @@ async def test_a_round_goes_on_from_what_is_there(server: Told, early: SglangBea
     await early.resume(search, [whole, part])
     assert (whole.tokens, whole.finish, whole.logprob) == ([0, 1, STOP], Finish.STEP, -3.0)
     assert (part.tokens, part.finish, part.logprob) == ([0], None, -1.0)
-    assert part.body(1, {})["input_ids"] == [*part.branch.tokens, 0]
+    assert part.body({})["input_ids"] == [*part.branch.tokens, 0]
     assert len(server.aborted) == 2
     assert (search.costs.counters.speculated_used, search.costs.counters.speculated_wasted) == (
         4,

@@ -57,9 +57,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
         seen.at_once.append(at_once(gate, branches))
         return seen.at_once[-1]
 
-    def count(request: StepRequest, top: int, note: Mapping[str, Any]) -> dict[str, Any]:
+    def count(request: StepRequest, note: Mapping[str, Any]) -> dict[str, Any]:
         seen.went_on += bool(request.tokens)
-        return body(request, top, note)
+        return body(request, note)
 
     async def wait(gate: RoundGate, tree: str, need: int) -> None:
         entering = asyncio.create_task(enter(gate, tree, need))
