@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
 
 from runtime.embedders.endpoint import EndpointOptions
 from runtime.servers.remote_server import ServerTimes
@@ -45,9 +44,6 @@ class ServerOptions:
         )
 
     def __post_init__(self) -> None:
-        if self.embedder not in get_args(EmbedderName):
-            allowed = ", ".join(get_args(EmbedderName))
-            raise ValueError(f"embedder: {self.embedder!r}; over servers there are {allowed}")
         for needy in ("encoder", "endpoint"):
             if self.embedder == needy and getattr(self, needy) is None:
                 raise ValueError(f"{needy}: None; embedder {needy!r} needs one")
