@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from runtime.openai.completion_server import COMPLETIONS, CompletionServer, Json
 from runtime.openai.openai_search import OpenaiSearch
-from runtime.openai.server_dialect import Dialect, cached_tokens
+from runtime.openai.server_dialect import cached_tokens
 from runtime.openai.step_completion import StepCompletion
-from runtime.servers.fleet import Fleet
 from runtime.servers.policy_sampler import PolicySampler
 from runtime.servers.request_costs import Path
-from runtime.text import Text
 from search.engine import Branch, EngineError, Sampling, Step
 
 
@@ -20,18 +18,6 @@ class CompletionSampler(PolicySampler[OpenaiSearch, CompletionServer]):
     """What the servers cache they decide themselves; requests of a tree say by routing headers that
     they belong together.
     """
-
-    def __init__(
-        self,
-        fleet: Fleet[CompletionServer],
-        text: Text,
-        dialects: Mapping[CompletionServer, Dialect],
-        *,
-        context: int,
-    ) -> None:
-        """``dialects``: how each server speaks."""
-        super().__init__(fleet, text, context=context)
-        self._dialects = dialects
 
     async def expand(
         self, search: OpenaiSearch, branches: Sequence[Branch], sampling: Sampling
@@ -66,7 +52,8 @@ class CompletionSampler(PolicySampler[OpenaiSearch, CompletionServer]):
 
         async def ask(server: CompletionServer) -> None:
             search.on(server)
-            before, dialect = step.path, self._dialects[server]
+            before, dialect = step.path, server.dialect
+            assert dialect is not None, "a server is asked when it has been met"
             body = step.body(dialect) | search.marks(server)
             answer = await server.ask(COMPLETIONS, body)
             drawn = step.take(answer, dialect, self._text)

@@ -7,6 +7,7 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from runtime.openai.server_dialect import Dialect
 from runtime.servers.remote_server import RemoteServer, ServerTimes
 from runtime.servers.server_errors import KEY_NEEDED, NOT_FOUND, WrongServer
 from runtime.servers.server_metrics import ServerMetrics, series_sums
@@ -21,8 +22,8 @@ class CompletionServer(RemoteServer):
     """A server, asked under ``/v1`` of its URL.
 
     ``model``: its name there; ``context``: most tokens, 0 where it does not say; ``block``: so many
-    tokens are cached together; ``vllm``: that is what it is. ``try_out`` finds
-    out what a server can that has just been met, and may raise WrongServer.
+    tokens are cached together; ``vllm``: that is what it is; ``dialect``: how a policy's speaks.
+    ``try_out`` finds out what a server can that has just been met, and may raise WrongServer.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class CompletionServer(RemoteServer):
         self.context = 0
         self.block = 1
         self.vllm = False
+        self.dialect: Dialect | None = None
         self._name = name
         self._setting = setting
         self._try_out = try_out

@@ -14,7 +14,6 @@ from runtime.openai.reward_requests import PathsRequest, reward_request, trial_p
 from runtime.openai.sampling_fields import HONOURED
 from runtime.openai.score_route import ScoreRoute
 from runtime.openai.served_reward_model import ServedRewardModel
-from runtime.openai.server_dialect import Dialect
 from runtime.openai.server_trials import dialect_of, say, tried
 from runtime.reward_format import reward_format
 from runtime.servers.fleet import Fleet
@@ -49,7 +48,6 @@ class OpenaiEngine(ServedEngine[OpenaiSearch, CompletionServer, CompletionSample
         self._request: PathsRequest | None = (
             reward_request(self._form, self._reward_text, self._text) if self._reward_text else None
         )
-        self._dialects: dict[CompletionServer, Dialect] = {}
         self._policy = self._fleet("policy", options.policy)
         judged = reward or (options.reward if self._form.by_score_route else None)
         self._rewards = self._fleet("reward", judged)
@@ -92,9 +90,9 @@ class OpenaiEngine(ServedEngine[OpenaiSearch, CompletionServer, CompletionSample
     async def _try_policy(self, server: CompletionServer) -> None:
         """How it speaks; what trees go without there is said once."""
         dialect = await dialect_of(server, self._text)
-        if server not in self._dialects:
+        if server.dialect is None:
             say(server, dialect)
-        self._dialects[server] = dialect
+        server.dialect = dialect
 
     async def _try_reward(self, server: CompletionServer) -> None:
         """Whether it gives rewards in the format."""
@@ -112,9 +110,10 @@ class OpenaiEngine(ServedEngine[OpenaiSearch, CompletionServer, CompletionSample
     def _build(self) -> None:
         options = self._options
         context = _context(self._policy, self._text)
-        self._sampler = CompletionSampler(self._policy, self._text, self._dialects, context=context)
+        self._sampler = CompletionSampler(self._policy, self._text, context=context)
         self._scorer = self._make_scorer()
-        logprobs = all(dialect.logprobs for dialect in self._dialects.values())
+        dialects = [server.dialect for server in self._policy.replicas if server.dialect]
+        logprobs = all(dialect.logprobs for dialect in dialects)
         likelihood = isinstance(self._scorer, LikelihoodScorer)
         route = self._score_route
         repeats = route is None or route.repeats
@@ -125,7 +124,7 @@ class OpenaiEngine(ServedEngine[OpenaiSearch, CompletionServer, CompletionSample
             engine="openai",
             models=models,
             exact=False,
-            seeded=all(dialect.seeds for dialect in self._dialects.values()) and repeats,
+            seeded=all(dialect.seeds for dialect in dialects) and repeats,
             scores=logprobs or not likelihood,
             embeds=options.embedder,
             context_tokens=context,
@@ -139,7 +138,7 @@ class OpenaiEngine(ServedEngine[OpenaiSearch, CompletionServer, CompletionSample
             step_logprobs=logprobs,
             most_temperature=MOST_TEMPERATURE,
             logits_params=HONOURED if all(server.vllm for server in self._policy.replicas) else (),
-            grammar=all(dialect.grammar for dialect in self._dialects.values()),
+            grammar=all(dialect.grammar for dialect in dialects),
             grammar_at_once=True,
         )
 
