@@ -27,8 +27,8 @@ class ServedSearch:
     _: KW_ONLY
     prompt: Path = ()
     costs: RequestCosts = field(default_factory=RequestCosts)
-    read: set[Path] = field(default_factory=set)
-    logprobs: dict[Path, tuple[float, int]] = field(default_factory=dict)
+    read: set[Path] = field(default_factory=set, init=False)
+    logprobs: dict[Path, tuple[float, int]] = field(default_factory=dict, init=False)
     spelt: Spelt = field(default_factory=dict)
     _server: tuple[RemoteServer, int] | None = None
     _tasks: set[asyncio.Task[Any]] = field(default_factory=set)
@@ -39,9 +39,9 @@ class ServedSearch:
         return self.tree.rpartition("/")[0]
 
     def apart(self) -> Self:
-        """The same search with costs and paths of their own: stopped with it."""
-        costs = RequestCosts(self.costs.flops)
-        return replace(self, costs=costs, prompt=(), read=set(), logprobs={})
+        """The same search with costs and paths of their own (what ``__init__`` does not take):
+        stopped with it."""
+        return replace(self, costs=RequestCosts(self.costs.flops), prompt=())
 
     def begin(self, branches: Iterable[Branch]) -> None:
         """The prompt is what the first draws go on from, or the shortest of that."""

@@ -8,9 +8,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import count
-from typing import Any, Self
+from typing import Any
 
 from runtime.servers.remote_server import RemoteServer
 from runtime.servers.request_costs import Path
@@ -40,15 +40,11 @@ class SearchSession(ServedSearch):
     name: str
     notes: PluginNotes
     requests: dict[str, Replica] = field(default_factory=dict)
-    fresh: set[Path] = field(default_factory=set)
+    fresh: set[Path] = field(default_factory=set, init=False)
     openings: set[Path] = field(default_factory=set)
     scored: dict[tuple[Path, ...], int] = field(default_factory=dict)
     early_rewards: dict[Path, float] = field(default_factory=dict)
     following: dict[tuple[Path, int], StepRequest] = field(default_factory=dict)
-
-    def apart(self) -> Self:
-        """As any; what the last round has drawn is not its own either."""
-        return replace(ServedSearch.apart(self), fresh=set())
 
     def common(self, rid: str) -> dict[str, Any]:
         """What every request says beside its tokens."""
