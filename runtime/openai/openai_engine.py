@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import logging
 
 from runtime.openai.completion_sampler import CompletionSampler
 from runtime.openai.completion_server import CompletionServer
@@ -18,18 +17,11 @@ from runtime.openai.server_trials import dialect_of, say, tried
 from runtime.reward_format import reward_format
 from runtime.servers.fleet import Fleet
 from runtime.servers.policy_scorers import LikelihoodScorer, PolicyJudge
-from runtime.servers.served_engine import ServedEngine, fingerprint_of
+from runtime.servers.served_engine import ServedEngine, ServedScorer, fingerprint_of
 from runtime.servers.server_errors import WrongServer
 from runtime.text import Text
-from search.engine import (
-    Capabilities,
-    EngineDown,
-    EngineError,
-)
+from search.engine import Capabilities, EngineError
 
-log = logging.getLogger(__name__)
-
-Scorer = ServedRewardModel | ScoreRoute | PolicyJudge[OpenaiSearch] | LikelihoodScorer[OpenaiSearch]
 MOST_TEMPERATURE = 2.0
 """OpenAI's; vLLM refuses a higher one."""
 
@@ -100,10 +92,9 @@ class OpenaiEngine(ServedEngine[OpenaiSearch, CompletionServer, CompletionSample
             return await self._score_route.try_out(server)
         assert self._request is not None, "a reward server is asked in a format"
         body = self._request.body([trial_path(self._request)])
+        answer = await tried(server, self._request.route, body)
         try:
-            self._request.rewards(await tried(server, self._request.route, body))
-        except EngineDown:
-            raise
+            self._request.rewards(answer)
         except EngineError as error:
             raise WrongServer(f"{server.url}: {error}") from error
 
@@ -142,7 +133,7 @@ class OpenaiEngine(ServedEngine[OpenaiSearch, CompletionServer, CompletionSample
             grammar_at_once=True,
         )
 
-    def _make_scorer(self) -> Scorer:
+    def _make_scorer(self) -> ServedScorer[OpenaiSearch]:
         if self._judge is not None:
             return PolicyJudge(self._sampler, self._judge)
         if self._score_route is not None:

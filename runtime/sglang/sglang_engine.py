@@ -16,7 +16,7 @@ from runtime.reward_format import format_read_here
 from runtime.servers.fleet import Fleet
 from runtime.servers.policy_scorers import LikelihoodScorer, PolicyJudge
 from runtime.servers.request_costs import RequestCosts
-from runtime.servers.served_engine import ServedEngine, fingerprint_of
+from runtime.servers.served_engine import ServedEngine, ServedScorer, fingerprint_of
 from runtime.sglang.chain_request import say_chains
 from runtime.sglang.expected_server import ExpectedServer
 from runtime.sglang.launched_server import BY_PREFIX, BY_PRIORITY
@@ -32,7 +32,6 @@ from search.engine import Capabilities, Hint
 
 log = logging.getLogger(__name__)
 
-Scorer = PrmScorer | PolicyJudge[SearchSession] | LikelihoodScorer[SearchSession]
 LOOKS_AT_KV = 5
 """Looks of which one is at KV, too: a scheduler takes 7 ms and more between two batches to say."""
 FAREWELL_SECONDS = 0.1
@@ -187,7 +186,7 @@ class SglangEngine(ServedEngine[SearchSession, Replica, StepSampler]):
         elif by != BY_PREFIX[-1]:
             log.info("%s: %s %s; %s reads less again", replica.url, BY_PREFIX[0], by, BY_PREFIX[-1])
 
-    def _make_scorer(self) -> Scorer:
+    def _make_scorer(self) -> ServedScorer[SearchSession]:
         if self._judge is not None:
             return PolicyJudge(self._sampler, self._judge)
         if self._prm is None or self._reward_request is None:
