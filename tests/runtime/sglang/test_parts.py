@@ -21,12 +21,13 @@ from models.bundled import SPRIG_FOLDER
 from runtime.servers.drawn_step import entropy
 from runtime.servers.fleet import Fleet, rendezvous
 from runtime.servers.remote_server import ServerTimes
+from runtime.servers.request_costs import RequestCosts
 from runtime.servers.server_errors import ReplicaLost
 from runtime.servers.server_metrics import ServerMetrics
 from runtime.sglang import launched_server
 from runtime.sglang.launched_server import BY_PREFIX, BY_PRIORITY, LaunchOptions
+from runtime.sglang.plugin_notes import PluginNotes
 from runtime.sglang.replica import Replica
-from runtime.sglang.search_session import PluginNotes, RequestCosts
 from runtime.sglang.server_metrics import parse_metrics
 from runtime.sglang.sglang_engine import SglangEngine
 from runtime.sglang.sglang_options import SglangOptions
