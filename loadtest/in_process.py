@@ -19,7 +19,7 @@ from runtime.embedded.judge_scorer import JudgeScorer
 from runtime.embedded.model.batch_plan import Span
 from runtime.embedded.model.forward import Forward
 from runtime.embedded.options import EngineOptions
-from runtime.embedded.reward_scorer import RewardScorer, load_reward_model, scorer_for
+from runtime.embedded.reward_scorer import RewardScorer, load_reward_model
 from runtime.embedded.scheduler import Scheduler, scheduler_for
 from runtime.embedders.lexical import embed_texts
 from runtime.reward_reader import overhead_of
@@ -158,7 +158,7 @@ class InProcess(SteppedEngine):
         """
         options = replace(models.options, **changes)  # type: ignore[arg-type]
         self.clocked = Clocked(models.policy, clock)
-        self.scorer = scorer_for(options, models.prm, models.prm.config, models.reader)
+        self.scorer = RewardScorer(options, models.prm, models.prm.config, models.reader)
         scheduler = scheduler_for(options, self.clocked, models.policy.config)
         super().__init__(models.capabilities, scheduler, self.scorer)
         self.rounds = 0

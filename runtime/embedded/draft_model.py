@@ -12,9 +12,10 @@ from collections.abc import Callable, Mapping, Sequence, Set
 import numpy as np
 import torch
 
-from runtime.accounting import Flops
 from runtime.embedded.batch import Advance, Batch, Forwards
 from runtime.embedded.draft_length import PassTime
+from runtime.embedded.model.config import ModelConfig
+from runtime.embedded.options import EngineOptions
 from runtime.embedded.prefix_cache import PrefixCache
 from runtime.embedded.radix_tree import common_prefix, namespace_of
 from runtime.embedded.sampler import rank_candidates
@@ -29,24 +30,21 @@ class DraftModel:
 
     def __init__(
         self,
+        options: EngineOptions,
         forward: Forwards,
+        config: ModelConfig,
         *,
-        context: int,
-        kv_tokens: int,
-        batch_limit: int,
         eos: frozenset[int],
-        flops: Flops,
         pass_time: PassTime,
         clock: Callable[[], float],
     ) -> None:
-        """``context``: the longest sequence; branches that may outgrow it or ``kv_tokens`` get no
-        drafts. ``flops``: of a forward. ``pass_time``: what each pass takes by ``clock``
-        is added to it."""
-        self.cache = PrefixCache(kv_tokens)
-        self._batch = Batch(forward, self.cache, limit=2 * batch_limit)
-        self._longest = min(context, kv_tokens)
+        """``config``: the draft model's; branches that may outgrow its context or its KV get no
+        drafts. ``pass_time``: what each pass takes by ``clock`` is added to it."""
+        self.cache = PrefixCache(options.draft_kv_tokens)
+        self._batch = Batch(forward, self.cache, limit=2 * options.batch_limit)
+        self._longest = min(config.context, options.draft_kv_tokens)
         self._eos = eos
-        self._flops = flops
+        self._flops = config.flops
         self._spent: defaultdict[str, float] = defaultdict(float)
         self._pass_time = pass_time
         self._clock = clock

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 
-from runtime.accounting import Flops, TrackedSearch, total_of
+from runtime.accounting import TrackedSearch, total_of
 from runtime.embedded.batch import Advance, Batch, Forwards, Refusal, charge_pass
 from runtime.embedded.model.config import ModelConfig
 from runtime.embedded.model.forward import Forward
@@ -64,26 +64,17 @@ class RewardScorer:
     """The trajectories of all searches on their way through one reward model."""
 
     def __init__(
-        self,
-        forward: Forwards,
-        reader: Reader,
-        *,
-        context: int,
-        vocab: int,
-        kv_tokens: int,
-        batch_limit: int,
-        flops: Flops,
+        self, options: EngineOptions, forward: Forwards, config: ModelConfig, reader: Reader
     ) -> None:
-        """``context``: the longest path; ``vocab``: token ids are below it; ``flops``: of a
-        forward."""
-        self.cache = PrefixCache(kv_tokens)
-        self.batch = Batch(forward, self.cache, limit=batch_limit)
+        """``config``: the reward model's."""
+        self.cache = PrefixCache(options.prm_kv_tokens)
+        self.batch = Batch(forward, self.cache, limit=options.batch_limit)
         self.searches: dict[str, TrackedSearch] = {}
         self.past = Counters()
         self._reader = reader
-        self._context = context
-        self._vocab = vocab
-        self._flops = flops
+        self._context, self._vocab, self._flops = config.context, config.vocab, config.flops
+        if reward_format(options.reward_format).reads_hidden:
+            self._flops = replace(config.flops, logits=0)
         self._waiting: list[ScoreSequence] = []
         self._calls: dict[int, ScoreCall] = {}
         self._finished: list[ScoreCall] = []
@@ -298,7 +289,7 @@ def load_scorer(options: EngineOptions) -> tuple[RewardScorer, tuple[int, int]] 
     if loaded is None:
         return None
     forward, reader = loaded
-    return scorer_for(options, forward, forward.config, reader), overhead_of(reader.paths)
+    return RewardScorer(options, forward, forward.config, reader), overhead_of(reader.paths)
 
 
 def load_reward_model(options: EngineOptions) -> tuple[Forward, Reader] | None:
@@ -315,27 +306,3 @@ def load_reward_model(options: EngineOptions) -> tuple[Forward, Reader] | None:
         kernel=options.kernel,
     )
     return forward, reader
-
-
-def scorer_for(
-    options: EngineOptions, model: Forwards, config: ModelConfig, reader: Reader
-) -> RewardScorer:
-    """A scorer on a reward model with this configuration, nothing to read as yet.
-
-    Raises ValueError without a reward model.
-    """
-    if options.prm is None:
-        raise ValueError("prm: None; a reward model is needed")
-    flops = config.flops
-    if reward_format(options.reward_format).reads_hidden:
-        flops = replace(flops, logits=0)
-
-    return RewardScorer(
-        model,
-        reader,
-        context=Text(options.prm).context,
-        vocab=config.vocab,
-        kv_tokens=options.prm_kv_tokens,
-        batch_limit=options.batch_limit,
-        flops=flops,
-    )

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from kvpolicy.block_table import confidence_of_entropy
-from runtime.accounting import Flops, TrackedSearch, total_of
+from runtime.accounting import TrackedSearch, total_of
 from runtime.embedded.batch import Advance, Batch, Forwards, charge_pass
 from runtime.embedded.beam_extension import BeamExtension
 from runtime.embedded.branch_sampling import (
@@ -26,8 +26,7 @@ from runtime.embedded.branch_sampling import (
     sample_together,
     with_followers,
 )
-from runtime.embedded.choices import KvPolicy, ScheduleOrder
-from runtime.embedded.eviction import VALUE_PARAMS, ValueParams
+from runtime.embedded.choices import ScheduleOrder
 from runtime.embedded.model.config import ModelConfig
 from runtime.embedded.options import EngineOptions
 from runtime.embedded.prefix_cache import PrefixCache
@@ -52,28 +51,18 @@ class Scheduler:
 
     def __init__(
         self,
+        options: EngineOptions,
         forward: Forwards,
+        config: ModelConfig,
         text: Text,
         *,
-        context: int,
-        vocab: int,
-        kv_tokens: int,
-        batch_limit: int,
-        flops: Flops,
-        kv_policy: KvPolicy = "lru",
-        values: ValueParams = VALUE_PARAMS,
         speculation: SpeculativeDecoder | None = None,
-        speculate: bool = False,
-        order: ScheduleOrder = "prefix",
-        dedup: bool = True,
         sample: SampleFunction = sample_requests,
     ) -> None:
-        """``context``: the longest sequence; ``vocab``: token ids are below it; ``flops``: of a
-        forward; ``speculation``: what drafts, if anything does; ``speculate``: beam extension fills
-        idle places; ``order``: in which a round's branches are admitted; ``dedup``: what several
-        sample alike is computed once."""
-        self.cache = PrefixCache(kv_tokens, kv_policy, values)
-        self.batch = Batch(forward, self.cache, limit=batch_limit)
+        """``config`` and ``text``: the policy model's; ``speculation``: what drafts, if anything
+        does."""
+        self.cache = PrefixCache(options.kv_tokens, options.kv_policy, options.value_params())
+        self.batch = Batch(forward, self.cache, limit=options.batch_limit)
         self.searches: dict[str, TrackedSearch] = {}
         self.preemptions = 0
         self.errors = CallErrors()
@@ -81,13 +70,11 @@ class Scheduler:
         self.speculation = speculation
         self._sample = sample
         self.steps = StepBuilder(text)
-        self._context = context
-        self._vocab = vocab
-        self._order: ScheduleOrder = order
-        self._flops = flops
-        self._queues = SequenceQueues(self.batch, self.searches, speculation, dedup=dedup)
+        self._context, self._vocab, self._flops = config.context, config.vocab, config.flops
+        self._order: ScheduleOrder = options.order
+        self._queues = SequenceQueues(self.batch, self.searches, speculation, dedup=options.dedup)
         self.beam_extension = BeamExtension(
-            self.batch, self._queues, self.searches, self.steps, on=speculate
+            self.batch, self._queues, self.searches, self.steps, on=options.speculate
         )
         self._past = Counters()
         self._calls: dict[int, ExpandCall] = {}
@@ -381,19 +368,5 @@ def scheduler_for(
     """A scheduler of a policy model, set by ``options``. ``clock``: in seconds, paces drafting;
     ``speculation``: what drafts in place of what the options say."""
     text = Text(options.policy)
-    return Scheduler(
-        model,
-        text,
-        context=text.context,
-        vocab=config.vocab,
-        kv_tokens=options.kv_tokens,
-        batch_limit=options.batch_limit,
-        flops=config.flops,
-        kv_policy=options.kv_policy,
-        values=options.value_params(),
-        speculation=speculation or load_speculative_decoder(options, text, clock),
-        speculate=options.speculate,
-        order=options.order,
-        dedup=options.dedup,
-        sample=sample,
-    )
+    speculation = speculation or load_speculative_decoder(options, text, clock)
+    return Scheduler(options, model, config, text, speculation=speculation, sample=sample)

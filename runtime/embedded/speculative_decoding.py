@@ -8,7 +8,6 @@ that share a sequence share its draft and its verification.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 
 from runtime.embedded.batch import Advance
@@ -26,18 +25,15 @@ class SpeculativeDecoder:
 
     def __init__(
         self,
+        options: EngineOptions,
         draft_model: DraftModel,
         draft_length: DraftLength,
-        *,
-        serial: bool,
-        verify_batch: int,
-        clock: Callable[[], float] = time.perf_counter,
+        clock: Callable[[], float],
     ) -> None:
-        """``verify_batch``: branches verified at once; 0 for all that are ready."""
         self.draft_model = draft_model
         self.draft_length = draft_length
-        self._verify_batch = 1 if serial else verify_batch
-        self._serial = serial
+        self._serial = options.draft == "serial"
+        self._verify_batch = 1 if self._serial else options.verify_batch
         self._clock = clock
         self._queue: dict[BranchSequence, DraftTree] = {}
         self._begun = self._drafted = 0.0
@@ -114,7 +110,7 @@ class SpeculativeDecoder:
 def load_speculative_decoder(
     options: EngineOptions,
     policy: Text,
-    clock: Callable[[], float] = time.perf_counter,
+    clock: Callable[[], float],
     model: type[DraftModel] = DraftModel,
 ) -> SpeculativeDecoder | None:
     """None where nothing is to draft. Raises ValueError for a draft with another tokenizer.
@@ -131,19 +127,11 @@ def load_speculative_decoder(
     )
     draft_length = DraftLength(options.draft_tokens, options.k_config)
     draft_model = model(
+        options,
         forward,
-        context=text.context,
-        kv_tokens=options.draft_kv_tokens,
-        batch_limit=options.batch_limit,
+        forward.config,
         eos=policy.eos,
-        flops=forward.config.flops,
         pass_time=draft_length.draft,
         clock=clock,
     )
-    return SpeculativeDecoder(
-        draft_model,
-        draft_length,
-        serial=options.draft == "serial",
-        verify_batch=options.verify_batch,
-        clock=clock,
-    )
+    return SpeculativeDecoder(options, draft_model, draft_length, clock)

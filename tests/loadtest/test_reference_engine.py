@@ -10,6 +10,7 @@ import torch
 from loadtest.reference_engine import ReferenceEngine, ReferenceOptions
 from runtime.embedded.model.batch_plan import Span
 from runtime.embedded.model.forward import Forward
+from runtime.embedded.options import EngineOptions
 from runtime.embedded.sampler import sample
 from runtime.embedded.scheduler import Scheduler
 from runtime.embedded.step_embedder import HiddenStates
@@ -80,15 +81,8 @@ async def test_the_embedded_scheduler_draws_the_references_steps(checkpoint):
         "tree", branches(16), sampling
     )
     forward, text = Forward(checkpoint, threads=1), Text(checkpoint)
-    scheduler = Scheduler(
-        forward,
-        text,
-        context=text.context,
-        vocab=forward.config.vocab,
-        kv_tokens=1000,
-        batch_limit=16,
-        flops=forward.config.flops,
-    )
+    options = EngineOptions(checkpoint, kv_tokens=1000, batch_limit=16)
+    scheduler = Scheduler(options, forward, forward.config, text)
     scheduler.expand(1, "tree", branches(16), sampling)
     finished = []
     while not finished:

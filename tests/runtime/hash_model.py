@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -79,6 +80,10 @@ class HashModel:
     def flops(tokens: int, context_sum: int, logits: int) -> float:
         """Something that counts all three."""
         return float(tokens + context_sum + logits)
+
+
+CONFIG = SimpleNamespace(context=CONTEXT, vocab=VOCAB, flops=HashModel.flops)
+"""Stands in for ``ModelConfig``."""
 
 
 def logits_after(path: Sequence[int]) -> np.ndarray:

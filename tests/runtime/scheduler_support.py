@@ -3,53 +3,33 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from runtime.embedded.branch_sampling import SampleFunction, sample_requests
-from runtime.embedded.choices import KvPolicy, ScheduleOrder
+from runtime.embedded.options import EngineOptions
 from runtime.embedded.scheduler import Scheduler
 from runtime.embedded.speculative_decoding import SpeculativeDecoder
 from search.engine import Branch, Sampling, Step
 from search.tree import ROOT, Finish, node_seed
-from tests.runtime.hash_model import (
-    CONTEXT,
-    VOCAB,
-    HashModel,
-    Letters,
-)
+from tests.runtime.hash_model import CONFIG, HashModel, Letters
 
 SAMPLING = Sampling(temperature=0.9, top_p=0.95, max_step_tokens=12)
 
 
+OPTIONS = EngineOptions("hash", kv_tokens=4000, draft_kv_tokens=4000, batch_limit=64)
+
+
 def scheduler(
     *,
-    kv_tokens: int = 4000,
-    batch_limit: int = 64,
-    kv_policy: KvPolicy = "arborkv",
     model: HashModel | None = None,
-    speculate: bool = False,
-    order: ScheduleOrder = "prefix",
-    dedup: bool = True,
     speculation: SpeculativeDecoder | None = None,
     sample: SampleFunction = sample_requests,
+    **changes: Any,
 ) -> tuple[Scheduler, HashModel]:
-    """A scheduler over a hash model, by default a fresh one."""
-    model = model or HashModel()
-    made = Scheduler(
-        model,
-        Letters(),  # type: ignore[arg-type]
-        context=CONTEXT,
-        vocab=VOCAB,
-        kv_tokens=kv_tokens,
-        batch_limit=batch_limit,
-        flops=model.flops,
-        kv_policy=kv_policy,
-        speculate=speculate,
-        order=order,
-        dedup=dedup,
-        speculation=speculation,
-        sample=sample,
-    )
+    """A scheduler over a hash model, by default a fresh one; ``changes``: of ``OPTIONS``."""
+    model, options = model or HashModel(), replace(OPTIONS, **changes)
+    made = Scheduler(options, model, CONFIG, Letters(), speculation=speculation, sample=sample)
     return made, model
 
 

@@ -11,10 +11,10 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from kvpolicy.tree_blocks import TreeBlocks
-from kvpolicy.value import UNFITTED, attention_shares
-from runtime.embedded.eviction import VALUE_PARAMS, ValueParams
+from kvpolicy.value import UNFITTED, attention_shares, save_theta
 from runtime.embedded.model.batch_plan import Span
 from runtime.embedded.model.forward import Forward
+from runtime.embedded.options import EngineOptions
 from runtime.embedded.scheduler import Scheduler
 from search.engine import Branch, Hint, Sampling, Step
 from search.tree import ROOT, Finish, node_seed
@@ -22,7 +22,6 @@ from tests.runtime.hash_model import Letters
 from tests.runtime.scheduler_support import finish
 from tests.runtime.tiny_models import make_checkpoint
 
-ATTENTIVE = ValueParams(UNFITTED)
 STEPS = Sampling(temperature=1.0, max_step_tokens=9, stop=())
 PROMPT = tuple(range(30, 70))
 
@@ -37,6 +36,13 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def forward(checkpoint: Path) -> Forward:
     """The model."""
     return Forward(checkpoint, threads=1)
+
+
+@pytest.fixture
+def attentive(tmp_path: Path) -> Path:
+    """A file with the coefficients of all signals."""
+    save_theta(UNFITTED, tmp_path / "theta.json")
+    return tmp_path / "theta.json"
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3", "mistral-window"])
@@ -83,20 +89,11 @@ def test_shares_by_hand() -> None:
 
 
 def grown(
-    forward: Forward, worth: ValueParams, kv_tokens: int = 2000
+    forward: Forward, theta: Path | None, kv_tokens: int = 2000
 ) -> tuple[list[Step], list[Branch], Scheduler]:
     """Three rounds of a small search, three children of the two lowest open nodes each."""
-    engine = Scheduler(
-        forward,
-        Letters(),  # type: ignore[arg-type]
-        context=512,
-        vocab=forward.config.vocab,
-        kv_tokens=kv_tokens,
-        batch_limit=8,
-        flops=forward.config.flops,
-        kv_policy="arborkv",
-        values=worth,
-    )
+    options = EngineOptions("", kv_tokens=kv_tokens, batch_limit=8, kv_theta=theta)
+    engine = Scheduler(options, forward, forward.config, Letters())
     paths, steps, asked = {ROOT: PROMPT}, [], []
     front = [ROOT]
     for call in range(3):
@@ -118,14 +115,14 @@ def grown(
 
 
 def test_steps_are_the_same_with_and_without(
-    forward: Forward, monkeypatch: pytest.MonkeyPatch
+    forward: Forward, attentive: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a roomy pool and in one that evicts; only what is told of attention differs."""
     monkeypatch.setattr(Letters, "pieces", (*Letters.pieces, *[b"?"] * 300))
     monkeypatch.setattr(Letters, "eos", frozenset[int]())
-    plain, *_ = grown(forward, VALUE_PARAMS)
-    roomy, asked, _ = grown(forward, ATTENTIVE)
-    tight, _, engine = grown(forward, ATTENTIVE, kv_tokens=90)
+    plain, *_ = grown(forward, None)
+    roomy, asked, _ = grown(forward, attentive)
+    tight, _, engine = grown(forward, attentive, kv_tokens=90)
     told = [(s.tokens, s.text, s.finish, s.logprob, s.entropy) for s in plain]
     for steps in (roomy, tight):
         assert [(s.tokens, s.text, s.finish, s.logprob, s.entropy) for s in steps] == told
@@ -138,7 +135,7 @@ def test_steps_are_the_same_with_and_without(
 
 
 def test_every_later_step_adds_to_what_a_block_has_got(
-    forward: Forward, monkeypatch: pytest.MonkeyPatch
+    forward: Forward, attentive: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each end counts once for each block above it, the prompt's and its own included."""
     monkeypatch.setattr(Letters, "pieces", (*Letters.pieces, *[b"?"] * 300))
@@ -152,7 +149,7 @@ def test_every_later_step_adds_to_what_a_block_has_got(
         attend(blocks, node, mass, queries)
 
     monkeypatch.setattr(TreeBlocks, "add_attention", hear)
-    steps, asked, engine = grown(forward, ATTENTIVE)
+    steps, asked, engine = grown(forward, attentive)
     assert len(heard[ROOT]) == len(steps) == 15
     parents = [branch.parent for branch in asked]
     below = {b.node: 1 for b in asked}

@@ -7,10 +7,11 @@ from dataclasses import replace
 
 import pytest
 
+from runtime.embedded.options import EngineOptions
 from runtime.embedded.reward_scorer import RewardScorer
 from runtime.reward_reader import PolicyIds, Reader, Softmax
 from search.engine import EngineError, Hint, PrefixTooLong, Trajectory
-from tests.runtime.hash_model import CONTEXT, VOCAB, HashModel, logits_after
+from tests.runtime.hash_model import CONFIG, VOCAB, HashModel, logits_after
 
 READER = Reader(PolicyIds(tag=27), Softmax(good=0, bad=1))
 PROMPT = tuple(random.Random(0).choices(range(26), k=24))
@@ -19,16 +20,8 @@ PROMPT = tuple(random.Random(0).choices(range(26), k=24))
 def scorer(*, kv_tokens: int = 4000, batch_limit: int = 64) -> tuple[RewardScorer, HashModel]:
     """A scorer over a fresh hash model."""
     model = HashModel()
-    made = RewardScorer(
-        model,
-        READER,
-        context=CONTEXT,
-        vocab=VOCAB,
-        kv_tokens=kv_tokens,
-        batch_limit=batch_limit,
-        flops=model.flops,
-    )
-    return made, model
+    options = EngineOptions("hash", "hash", prm_kv_tokens=kv_tokens, batch_limit=batch_limit)
+    return RewardScorer(options, model, CONFIG, READER), model
 
 
 def finish(engine: RewardScorer) -> dict[int, list[float]]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from runtime.embedded.branch_sampling import FollowerTokens, VerifiedTokens
-from runtime.embedded.choices import KvPolicy
 from runtime.embedded.draft_length import AcceptanceRate, DraftLength, KeptPromise
 from runtime.embedded.draft_model import DraftModel
 from runtime.embedded.model.batch_plan import Span
@@ -21,8 +21,16 @@ from runtime.embedded.sequence import BranchSequence, DraftTree
 from runtime.embedded.speculative_decoding import SpeculativeDecoder
 from search.engine import LogitsParams
 from search.tree import Finish
-from tests.runtime.hash_model import CONTEXT, HashModel, Letters, logits_after, naive_step
-from tests.runtime.scheduler_support import PROMPTS, SAMPLING, Grower, children, finish, scheduler
+from tests.runtime.hash_model import CONFIG, HashModel, Letters, logits_after, naive_step
+from tests.runtime.scheduler_support import (
+    OPTIONS,
+    PROMPTS,
+    SAMPLING,
+    Grower,
+    children,
+    finish,
+    scheduler,
+)
 
 
 class Likeness(HashModel):
@@ -40,46 +48,25 @@ class Likeness(HashModel):
         return logits
 
 
-def drafted(
-    *,
-    wrong: int = 4,
-    tokens: int = 3,
-    k_config: tuple[int, ...] = (),
-    serial: bool = False,
-    verify_batch: int = 0,
-    kv_tokens: int = 4000,
-    draft_kv_tokens: int = 4000,
-    batch_limit: int = 64,
-    kv_policy: KvPolicy = "arborkv",
-    dedup: bool = True,
-) -> tuple[Scheduler, Likeness, HashModel]:
-    """A scheduler with a draft that is wrong once in so many tokens."""
+def drafted(wrong: int = 4, **changes: Any) -> tuple[Scheduler, Likeness, HashModel]:
+    """A scheduler with a draft that is wrong once in so many tokens; ``changes``: of the
+    options."""
     draft, ticks = Likeness(wrong), count()
-    draft_length = DraftLength(tokens, k_config)
+    given = {"draft": "scheduled", "draft_model": "likeness", "draft_tokens": 3} | changes
+    options = replace(OPTIONS, **given)
+    draft_length = DraftLength(options.draft_tokens, options.k_config)
     draft_model = DraftModel(
+        options,
         draft,
-        context=CONTEXT,
-        kv_tokens=draft_kv_tokens,
-        batch_limit=batch_limit,
+        CONFIG,
         eos=Letters.eos,
-        flops=HashModel.flops,
         pass_time=draft_length.draft,
         clock=lambda: float(next(ticks)),
     )
     speculation = SpeculativeDecoder(
-        draft_model,
-        draft_length,
-        serial=serial,
-        verify_batch=verify_batch,
-        clock=lambda: float(next(ticks)),
+        options, draft_model, draft_length, clock=lambda: float(next(ticks))
     )
-    made, model = scheduler(
-        kv_tokens=kv_tokens,
-        batch_limit=batch_limit,
-        kv_policy=kv_policy,
-        speculation=speculation,
-        dedup=dedup,
-    )
+    made, model = scheduler(speculation=speculation, **given)
     return made, draft, model
 
 
@@ -91,14 +78,14 @@ def drafted(
 @pytest.mark.parametrize(
     "settings",
     [
-        {"serial": True},
+        {"draft": "serial"},
         {},
         {"wrong": 1},
-        {"wrong": 10**9, "tokens": 7, "batch_limit": 1},
+        {"wrong": 10**9, "draft_tokens": 7, "batch_limit": 1},
         {"verify_batch": 1, "k_config": (2, 1, 1)},
         {"k_config": (2, 2, 1), "wrong": 2, "verify_batch": 3, "batch_limit": 8},
         {"k_config": (3, 2), "kv_tokens": 120, "draft_kv_tokens": 90},
-        {"verify_batch": 3, "batch_limit": 8, "tokens": 0},
+        {"verify_batch": 3, "batch_limit": 8, "draft_tokens": 0},
         {"kv_tokens": 100},
         {"kv_tokens": 100, "draft_kv_tokens": 90, "verify_batch": 1},
         {"kv_tokens": 65, "draft_kv_tokens": 70, "kv_policy": "lru", "batch_limit": 7},
@@ -151,7 +138,7 @@ def test_penalties_follow_from_a_branchs_own_path(settings: dict, dedup: bool) -
 def test_a_draft_that_is_always_right_saves_passes() -> None:
     """Seven right drafts and the draw after them: eight tokens a pass. Of a step of n tokens the
     first comes from the prefix's pass; its last one is never proposed."""
-    engine, *_ = drafted(wrong=10**9, tokens=7, dedup=False)
+    engine, *_ = drafted(wrong=10**9, draft_tokens=7, dedup=False)
     steps = Grower(engine).round({"oak": children(PROMPTS["tree5"], 6)})["oak"]
     totals = engine.totals()
     assert totals.target_passes == sum(-(-(len(step.tokens) - 1) // 8) for step in steps)
@@ -162,7 +149,7 @@ def test_a_draft_that_is_always_right_saves_passes() -> None:
 @pytest.mark.promise("n drafts do not cost n prompts")
 def test_drafts_share_their_prompt() -> None:
     """Sixteen drafts of one prompt: the draft model reads it once, and their next steps find it."""
-    engine, draft, _ = drafted(wrong=10**9, tokens=2)
+    engine, draft, _ = drafted(wrong=10**9, draft_tokens=2)
     prompt = PROMPTS["tree5"]
     grower = Grower(engine)
     steps = grower.round({"oak": children(prompt, 16)})["oak"]
@@ -213,13 +200,13 @@ def test_two_candidates_are_right_more_often() -> None:
     assert two.target_passes <= one.target_passes
 
 
-@pytest.mark.parametrize(("serial", "verify_batch"), [(True, 0), (False, 1)])
-def test_one_is_checked_at_a_time(serial: bool, verify_batch: int) -> None:
+@pytest.mark.parametrize(("mode", "verify_batch"), [("serial", 0), ("scheduled", 1)])
+def test_one_is_checked_at_a_time(mode: str, verify_batch: int) -> None:
     """The paper's two ways: one branch from start to end, or all in turn; never two in a pass."""
-    engine, draft, model = drafted(serial=serial, verify_batch=verify_batch)
+    engine, draft, model = drafted(draft=mode, verify_batch=verify_batch)
     Grower(engine).round({"oak": children(PROMPTS["tree1"], 5)})
     assert model.largest == 1
-    assert (draft.largest > 1) != serial
+    assert (draft.largest > 1) == (mode == "scheduled")
 
 
 @pytest.mark.parametrize("passes", [1, 3, 5])
