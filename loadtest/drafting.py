@@ -49,9 +49,9 @@ class DraftedEngine(SteppedEngine):
         self._target = target
         make = rejecting_scheduler if rejects else scheduler_for
         scheduler = make(options, target, target.forward.config, target.clock)
-        judging = load_judge(replace(options, reward_format="generative"), scheduler)
-        assert judging is not None, "the format asks a judge"
-        self._judge, score_tokens = judging
+        judge = load_judge(replace(options, reward_format="generative"), scheduler)
+        assert judge is not None, "the format asks a judge"
+        self._judge = judge
         can = Capabilities(
             engine="embedded",
             models={"policy": str(options.policy)},
@@ -60,7 +60,7 @@ class DraftedEngine(SteppedEngine):
             embeds=None,
             context_tokens=Text(options.policy).context,
             fingerprint="",
-            score_tokens=score_tokens,
+            score_tokens=judge.overhead,
         )
         super().__init__(can, scheduler, self._judge)
 

@@ -104,10 +104,8 @@ class EngineLoop:
         self._pipe = pipe
         self._options = options
         self._scheduler = scheduler_for(options, forward, forward.config)
-        scorer, judge = load_scorer(options), load_judge(options, self._scheduler)
-        self._scorer = scorer[0] if scorer else None
-        self._judge = judge[0] if judge else None
-        scoring = scorer or judge
+        self._scorer, self._judge = load_scorer(options), load_judge(options, self._scheduler)
+        self._scoring = scoring = self._scorer or self._judge
         self._embedder = load_embedder(options, forward, self._scheduler.searches)
         self._reported = 0.0
         self._kv_accounting_errors = self._call_errors = 0
@@ -121,7 +119,7 @@ class EngineLoop:
             embeds=options.embedder,
             context_tokens=context,
             fingerprint=fingerprint(options, forward.attends),
-            score_tokens=scoring[1] if scoring else (0, 0),
+            score_tokens=scoring.overhead if scoring else (0, 0),
             threads=options.cores,
             kernel=forward.kernel,
             outcome=self._format.outcome,
@@ -215,9 +213,8 @@ class EngineLoop:
         match message:
             case TreeHint(tree, hint):
                 self._scheduler.hint(tree, hint)
-                for scoring in (self._scorer, self._judge):
-                    if scoring is not None:
-                        scoring.hint(tree, hint)
+                if self._scoring is not None:
+                    self._scoring.hint(tree, hint)
             case Expand(call, tree, branches, sampling):
                 each("branches", branches, Branch)
                 self._scheduler.expand(call, tree, branches, sampling)
@@ -304,10 +301,9 @@ class EngineLoop:
         costs = []
         if self._embedder is not None:
             stopped += self._embedder.abort(tree)
-        for scoring in (self._scorer, self._judge):
-            if scoring is not None:
-                stopped += scoring.abort(tree)
-                costs.append(scoring.release(tree))
+        if self._scoring is not None:
+            stopped += self._scoring.abort(tree)
+            costs.append(self._scoring.release(tree))
         costs.append(self._scheduler.release(tree))
         return stopped, combined(Counters, (cost for cost in costs if cost is not None))
 

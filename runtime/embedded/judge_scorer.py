@@ -34,6 +34,8 @@ class JudgeScorer:
         self.verdicts = 0
         self._scheduler = scheduler
         self._judge = judge
+        self.overhead = judge.overhead()
+        """Tokens of a prompt and its verdict beside the path's: once, and for every step."""
         self._calls: dict[int, tuple[str, list[int]]] = {}
 
     def score(
@@ -107,19 +109,17 @@ def cost_of_judging(counters: Counters) -> Counters:
     )
 
 
-def load_judge(
-    options: EngineOptions, scheduler: Scheduler
-) -> tuple[JudgeScorer, tuple[int, int]] | None:
-    """The policy as judge and the format's overhead, if the format asks for one."""
+def load_judge(options: EngineOptions, scheduler: Scheduler) -> JudgeScorer | None:
+    """The policy as judge, if the format asks for one."""
     form = reward_format(options.reward_format)
     if form.reads != "judge":
         return None
     text = Text(options.policy)
-    judge = Judge(form, text)
-    once, each = judge.overhead()
+    judge = JudgeScorer(scheduler, Judge(form, text))
+    once, _ = judge.overhead
     if once >= text.context:
         raise ValueError(
             f"reward_format {form.name!r}: template and verdict_tokens take {once} tokens; the "
             f"context of {text.checkpoint} holds {text.context}"
         )
-    return JudgeScorer(scheduler, judge), (once, each)
+    return judge

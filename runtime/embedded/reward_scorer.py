@@ -90,6 +90,11 @@ class RewardScorer:
         """Whether there is anything to score or to answer."""
         return bool(self._calls or self._finished)
 
+    @property
+    def overhead(self) -> tuple[int, int]:
+        """Tokens of a path beside the policy's: once, and for every step."""
+        return overhead_of(self._reader.paths)
+
     def score(
         self,
         call_id: int,
@@ -280,8 +285,8 @@ class RewardScorer:
             insort(self._waiting, reading, key=order_of)
 
 
-def load_scorer(options: EngineOptions) -> tuple[RewardScorer, tuple[int, int]] | None:
-    """The reward model and the format's overhead, if the format reads one and there is one.
+def load_scorer(options: EngineOptions) -> RewardScorer | None:
+    """The reward model, if the format reads one and there is one.
 
     Raises what is wrong with it: RewardMissing for a tag, a verdict or a head, ValueError else.
     """
@@ -289,7 +294,7 @@ def load_scorer(options: EngineOptions) -> tuple[RewardScorer, tuple[int, int]] 
     if loaded is None:
         return None
     forward, reader = loaded
-    return RewardScorer(options, forward, forward.config, reader), overhead_of(reader.paths)
+    return RewardScorer(options, forward, forward.config, reader)
 
 
 def load_reward_model(options: EngineOptions) -> tuple[Forward, Reader] | None:

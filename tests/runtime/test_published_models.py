@@ -89,9 +89,9 @@ def test_a_policys_logits_and_tokens_are_transformers(
 def test_a_reward_models_rewards_are_transformers(name: str, tmp_path: Path) -> None:
     """A reward at every one of eight steps, beside a policy with a tokenizer of its own."""
     prm, form = tiny(name, tmp_path), FORMATS[name]
-    loaded = load_scorer(options(make_checkpoint(tmp_path / "policy"), prm, form))
-    assert loaded is not None
-    rewards = rewards_of(loaded[0], 1, PATHS)
+    scorer = load_scorer(options(make_checkpoint(tmp_path / "policy"), prm, form))
+    assert scorer is not None
+    rewards = rewards_of(scorer, 1, PATHS)
     wanted = REWARDS[form](prm, EIGHT_STEPS)
     differences = [abs(one - other) for one, other in zip(rewards, wanted, strict=True)]
     print(f"{name}: {max(differences):.1e}")

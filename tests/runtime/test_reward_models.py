@@ -298,9 +298,9 @@ def test_rewards_are_those_of_transformers(
     All at once the bits are those of one after the other, and a step costs its own tokens only.
     """
     prm = models(form)
-    loaded = load_scorer(options(policy, prm, form))
-    assert loaded is not None
-    scorer, (once, each) = loaded
+    scorer = load_scorer(options(policy, prm, form))
+    assert scorer is not None
+    once, each = scorer.overhead
     rewards, costs = [], []
     for length in (1, 2, 3):
         before = scorer.totals().prm_tokens
@@ -362,9 +362,9 @@ def test_class_one_is_taken_by_position(policy: Path, tmp_path: Path) -> None:
     tensors = load_file(prm / "model.safetensors")
     tensors["score.2.weight"] *= 1e4
     save_file(tensors, prm / "model.safetensors")
-    loaded = load_scorer(options(policy, prm, "qwen2.5-math-prm"))
-    assert loaded is not None
-    rewards = [read(loaded[0], n, [n])[0] for n in (1, 2, 3)]
+    scorer = load_scorer(options(policy, prm, "qwen2.5-math-prm"))
+    assert scorer is not None
+    rewards = [read(scorer, n, [n])[0] for n in (1, 2, 3)]
     assert rewards == pytest.approx(qwen(prm), abs=1e-6)
     assert {0.0, 1.0} >= set(rewards)
 
@@ -372,11 +372,11 @@ def test_class_one_is_taken_by_position(policy: Path, tmp_path: Path) -> None:
 def test_an_empty_step_still_has_its_place(policy: Path, models: Callable[[str], Path]) -> None:
     """A step whose only token ends the reply has no text; it is read all the same."""
     for form in CASES:
-        loaded = load_scorer(options(policy, models(form), form))
-        assert loaded is not None
+        scorer = load_scorer(options(policy, models(form), form))
+        assert scorer is not None
         end = (make_tokenizer().eos_token_id,)
         empty = Trajectory(2, (IDS[0], end), (STEPS[0], ""))
-        assert len(set(rewards_of(loaded[0], 1, [trajectory(1), empty]))) == 2
+        assert len(set(rewards_of(scorer, 1, [trajectory(1), empty]))) == 2
 
 
 @pytest.mark.parametrize(
@@ -424,13 +424,13 @@ def test_sequence_classifiers_of_transformers(
     body.save_pretrained(tmp_path)
     file = tmp_path / "own.json"
     file.write_text(json.dumps({"reads": reads, "head": ["score"]}))
-    loaded = load_scorer(options(policy, tmp_path, str(file)))
-    assert loaded is not None
+    scorer = load_scorer(options(policy, tmp_path, str(file)))
+    assert scorer is not None
     ids = torch.tensor([[*PROMPT, *(token for step in IDS for token in step)]])
     with torch.no_grad():
         outputs = body.eval()(ids).logits[0].double()
     expected = torch.sigmoid(outputs[0]) if labels == 1 else torch.softmax(outputs, -1)[1]
-    assert read(loaded[0], 1, [3]) == pytest.approx([float(expected)], abs=2e-6)
+    assert read(scorer, 1, [3]) == pytest.approx([float(expected)], abs=2e-6)
 
 
 def test_a_reward_model_without_the_tag_is_refused(policy: Path, tmp_path: Path) -> None:
