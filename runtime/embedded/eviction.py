@@ -262,7 +262,7 @@ class EvictionCandidates:
         """Free up to ``wanted`` slots of a leaf; what is a leaf then joins the order."""
         above = leaf.parent
         slots = self._radix.evict_tip(leaf, wanted)
-        if above is not None and self._radix.is_leaf(above) and above.steps:
+        if above in self._radix.leaves and above.steps:
             heapq.heappush(self._heap, self._dearest(above))
         return slots
 
@@ -284,7 +284,7 @@ class EvictionCandidates:
         while self._heap:
             key, step = self._heap[0]
             node = self._radix.steps.node_of(step)
-            if node is None or node.locks or not self._radix.is_leaf(node):
+            if node is None or node.locks or node not in self._radix.leaves:
                 heapq.heappop(self._heap)
             elif len(node.steps) > 1 and (dearest := self._dearest(node))[0] > key:
                 heapq.heapreplace(self._heap, dearest)

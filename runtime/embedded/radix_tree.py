@@ -36,7 +36,8 @@ class RadixTree:
         self.held_evicted = 0
         self.held_tokens: Counter[str] = Counter()
         self._held: defaultdict[str, set[CacheNode]] = defaultdict(set)
-        self._leaves: set[CacheNode] = set()
+        self.leaves: set[CacheNode] = set()
+        """Every node with nothing below it, but for roots. Others only read it."""
         self.steps = StepIndex()
 
     def root_of(self, tree: str) -> CacheNode:
@@ -160,7 +161,7 @@ class RadixTree:
         What nobody holds goes first, then what was used longest ago. ``held``: whether what a
         search holds may go at all.
         """
-        heap = [(oldest_first(node), node) for node in self._leaves if not node.locks]
+        heap = [(oldest_first(node), node) for node in self.leaves if not node.locks]
         heapq.heapify(heap)
         freed = [EMPTY]
         left = wanted
@@ -171,7 +172,7 @@ class RadixTree:
             parent = node.parent
             freed.append(self.evict_tip(node, left))
             left -= len(freed[-1])
-            if not len(node.tokens) and parent in self._leaves and not parent.locks:
+            if not len(node.tokens) and parent in self.leaves and not parent.locks:
                 heapq.heappush(heap, (oldest_first(parent), parent))
         return np.concatenate(freed)
 
@@ -183,15 +184,6 @@ class RadixTree:
         slots = leaf.slots[len(leaf.slots) - tokens :]
         self._truncate(leaf, tokens)
         return slots
-
-    def is_leaf(self, node: CacheNode) -> bool:
-        """Whether a node is there, not the root, and nothing below it."""
-        return node in self._leaves
-
-    @property
-    def leaves(self) -> Iterable[CacheNode]:
-        """Every node with nothing below it. Not to be kept over a change."""
-        return self._leaves
 
     def nodes(self) -> Iterator[CacheNode]:
         """Every node but the roots."""
@@ -207,7 +199,7 @@ class RadixTree:
         assert self.size == sum(len(n.tokens) for n in nodes), "size"
         assert self.locked == sum(len(n.tokens) for n in nodes if n.locks), "locked"
         assert self.unheld == sum(len(n.tokens) for n in nodes if not n.holders), "unheld"
-        assert self._leaves == {n for n in nodes if not n.children}, "leaves"
+        assert self.leaves == {n for n in nodes if not n.children}, "leaves"
         held = Counter[str]()
         for node in nodes:
             above = node.parent
@@ -273,8 +265,8 @@ class RadixTree:
     def _add(self, parent: CacheNode, tokens: np.ndarray, slots: np.ndarray) -> CacheNode:
         node = CacheNode(parent, tokens.copy(), slots.copy(), next(self._serials))
         parent.children[int(tokens[0])] = node
-        self._leaves.discard(parent)
-        self._leaves.add(node)
+        self.leaves.discard(parent)
+        self.leaves.add(node)
         self.size += len(tokens)
         self.unheld += len(tokens)
         return node
@@ -312,12 +304,12 @@ class RadixTree:
         assert parent is not None
         self.size -= len(node.tokens)
         self.unheld -= len(node.tokens)
-        self._leaves.discard(node)
+        self.leaves.discard(node)
         if parent in removed:
             return
         del parent.children[int(node.tokens[0])]
         if not parent.children and parent.parent is not None:
-            self._leaves.add(parent)
+            self.leaves.add(parent)
 
     def _hold(self, node: CacheNode, tree: str) -> None:
         if tree in node.holders:
