@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from search.policies.policy import Round, Scores, remaining, share_evenly
 from search.spec import SearchSpec
@@ -22,17 +22,13 @@ class BestOfN:
     scores: ClassVar[Scores] = Scores.FINISHED
 
     @classmethod
-    def from_spec(cls, spec: SearchSpec) -> BestOfN:
+    def from_spec(cls, spec: SearchSpec) -> Self:
         """The policy as the spec sets it."""
         return cls(spec.width)
 
     def plan(self, tree: Tree) -> Round | None:
-        """Every open chain goes on; the round spends the remaining width exactly."""
-        return go_on(tree, self.width)
-
-
-def go_on(tree: Tree, width: int) -> Round | None:
-    """One step for every open leaf, the spare width shared evenly, lower ids first."""
-    leaves = [node.id for node in tree.leaves()]
-    spend = remaining(tree, width)
-    return Round(share_evenly(spend, leaves)) if leaves and spend else None
+        """Every open chain goes on; the round spends the remaining width exactly, the spare width
+        shared evenly, lower ids first."""
+        leaves = [node.id for node in tree.leaves()]
+        spend = remaining(tree, self.width)
+        return Round(share_evenly(spend, leaves)) if leaves and spend else None
