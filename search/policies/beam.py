@@ -37,5 +37,4 @@ class Beam(LevelPolicy):
         for leaf in by_reward(leaves, "beam"):
             ranked.setdefault(leaf.first if self.filter_duplicates else leaf.id, leaf.id)
         kept = list(ranked.values())[: min(self.beams, spend)]
-        dropped = (leaf.id for leaf in leaves if leaf.id not in kept)
-        return Round(share_evenly(spend, kept), tuple(sorted(dropped)))
+        return Round.of(leaves, share_evenly(spend, kept))

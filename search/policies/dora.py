@@ -12,7 +12,6 @@ from search.clusters import uniqueness
 from search.engine import EngineError
 from search.policies.floor import with_floor
 from search.policies.policy import LevelPolicy, Round, Scores, by_reward, restarts_of
-from search.policies.rebase import round_of
 from search.policies.restarts import Restarts
 from search.spec import SearchSpec
 from search.tree import ROOT, Node, Tree
@@ -81,7 +80,7 @@ class Dora(LevelPolicy):
         shares = {leaf.id: share for leaf, share in dealt}
         if leaves[0].depth <= self.floor_levels:
             shares = with_floor(ranked, shares)
-        return round_of(shares)
+        return Round.of(leaves, shares)
 
     def _uniqueness(self, leaves: Sequence[Node]) -> list[float]:
         """Each leaf's share of its direction, in (0, 1]."""

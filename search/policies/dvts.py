@@ -43,8 +43,7 @@ class Dvts(LevelPolicy):
             best.setdefault(self.subtree(leaf), leaf)
         finished = Counter(self.subtree(node) for node in tree.finished())
         ends = self.ends(sorted(best), finished)
-        kept = {best[i].id: ends[i] - finished[i] for i in ends}
-        return Round(kept, tuple(leaf.id for leaf in leaves if leaf.id not in kept))
+        return Round.of(leaves, {best[i].id: ends[i] - finished[i] for i in ends})
 
     def subtree(self, node: Node) -> int:
         """Which subtree a node below the root belongs to, from 0: the run its ancestor is in."""

@@ -88,9 +88,7 @@ class Ets(LevelPolicy):
         kept = self._worth_keeping(tree, ranked, spend)
         leading = [node for node in ranked if kept is None or node.id in kept]
         shares = children_by_node(leading, spend, self.temperature)
-        expand = {node: n for node, n in shares.items() if n}
-        prune = tuple(leaf.id for leaf in leaves if leaf.id not in expand)
-        return Round(expand, prune, fell_back=kept is None)
+        return Round.of(leaves, shares, fell_back=kept is None)
 
     def _worth_keeping(self, tree: Tree, ranked: Sequence[Node], spend: int) -> set[int] | None:
         """The leaves that the program keeps; None if it was not solved."""

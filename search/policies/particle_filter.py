@@ -56,8 +56,7 @@ class ParticleFilter(LevelPolicy):
         if self.soft_start:
             weights = softened(weights, 1 - depth / self.max_depth)
         copies = systematic(weights, spend, offset(self.seed, depth))
-        expand = {leaf.id: n for leaf, n in zip(leaves, copies, strict=True) if n}
-        return Round(expand, tuple(leaf.id for leaf in leaves if leaf.id not in expand))
+        return Round.of(leaves, {leaf.id: n for leaf, n in zip(leaves, copies, strict=True)})
 
     def weights(self, tree: Tree, leaves: list[Node]) -> list[float]:
         """The leaves' odds, times those of the steps above since the last resampling.

@@ -35,6 +35,14 @@ class Round:
     prune: tuple[int, ...] = field(default=())
     fell_back: bool = False
 
+    @classmethod
+    def of(
+        cls, leaves: Sequence[Node], shares: Mapping[int, int], *, fell_back: bool = False
+    ) -> Round:
+        """Nodes get their shares, by id; ``leaves`` that have none are given up."""
+        expand = {node: n for node, n in shares.items() if n}
+        return cls(expand, tuple(leaf.id for leaf in leaves if leaf.id not in expand), fell_back)
+
 
 class Policy(Protocol):
     """Decides which branches live. Frozen, built from a spec, without any state of its own."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import ceil, exp
@@ -53,15 +53,7 @@ class Rebase(LevelPolicy):
             shares = children_by_node(ranked, spend, self.temperature)
         if leaves[0].depth <= self.floor_levels:
             shares = with_floor(ranked, shares)
-        return round_of(shares)
-
-
-def round_of(shares: Mapping[int, int]) -> Round:
-    """The round that gives each leaf its share, and gives up those whose share is 0."""
-    return Round(
-        {node: n for node, n in shares.items() if n},
-        tuple(sorted(node for node, n in shares.items() if not n)),
-    )
+        return Round.of(leaves, shares)
 
 
 def children_by_node(ranked: Sequence[Node], total: int, temperature: float) -> dict[int, int]:
