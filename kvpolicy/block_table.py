@@ -40,9 +40,7 @@ class BlockTable:
         return iter(self._trees)
 
     def add_tree(self, tree: str, prompt_tokens: int) -> None:
-        """A search begins; its prompt is block 0. Raises ValueError if the name is taken."""
-        if tree in self._trees:
-            raise ValueError(f"tree: {tree!r} is in flight already")
+        """A search begins, under a name that no other has; its prompt is block 0."""
         self._arrivals += 1
         self._number[tree] = self._arrivals
         self._trees[tree] = TreeBlocks(prompt_tokens, self._table, self._params)
@@ -72,10 +70,6 @@ class BlockTable:
 
 
 def confidence_of_entropy(entropy: float, vocab: int) -> float:
-    """Equation (1): u = 1 - H / log|V| in [0, 1], of an entropy in nats that is known already.
-
-    Raises ValueError for a vocabulary of fewer than 2 tokens.
-    """
-    if vocab < 2:
-        raise ValueError(f"vocab: {vocab}; at least 2 tokens are needed")
+    """Equation (1): u = 1 - H / log|V| in [0, 1], of an entropy in nats that is known already, for
+    a ``vocab`` of 2 tokens or more."""
     return min(max(1.0 - entropy / math.log(vocab), 0.0), 1.0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,25 +24,15 @@ class Infeasible(Exception):
 
 @dataclass(frozen=True, slots=True)
 class EvictionParams:
-    """Equation (2)'s constants: η (``off_path``), γ (``sharpness``), λd, λΔ. Raises ValueError.
+    """Equation (2)'s constants: η (``off_path``) in (0, 1], γ (``sharpness``), λd, λΔ.
 
-    λd may be negative, which favours deep blocks.
+    γ and λΔ are 0 or more; λd may be negative, which favours deep blocks.
     """
 
     off_path: float = 0.5
     sharpness: float = 2.0
     depth_decay: float = 0.0
     distance_decay: float = 0.3
-
-    def __post_init__(self) -> None:
-        if not 0 < self.off_path <= 1:
-            raise ValueError(f"off_path: {self.off_path}; more than 0 and at most 1 is needed")
-        if not (math.isfinite(self.sharpness) and self.sharpness >= 0):
-            raise ValueError(f"sharpness: {self.sharpness}; 0 or more is needed")
-        if not math.isfinite(self.depth_decay):
-            raise ValueError(f"depth_decay: {self.depth_decay}; a finite number is needed")
-        if not (math.isfinite(self.distance_decay) and self.distance_decay >= 0):
-            raise ValueError(f"distance_decay: {self.distance_decay}; 0 or more is needed")
 
 
 SERVING_PARAMS = EvictionParams(distance_decay=0.0)

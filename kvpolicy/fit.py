@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,12 +15,13 @@ _ITERATIONS = 100
 _CLOSE = 1e-10
 
 
-@dataclass(frozen=True, slots=True)
-class ReentryRows:
+class ReentryRows(NamedTuple):
     """Recorded blocks, all fields (n,); a missing signal is NaN.
 
-    ``target`` in [0, 1] is what the score should be; ``weight`` >= 0 is how much the row counts.
-    Raises ValueError.
+    ``target`` in [0, 1] is what the score should be; ``weight`` >= 0 is how much the row counts. In
+    exact mode a row is a block off the path at some event: it is worth its chance of re-entry, 1
+    where it came back onto the path later, else 0, and counts for more the more tokens it would
+    cost to compute again.
     """
 
     v: Floats
@@ -30,35 +30,10 @@ class ReentryRows:
     target: Floats
     weight: Floats
 
-    def __post_init__(self) -> None:
-        count = len(self.target)
-        for name in ("v", "u", "a", "target", "weight"):
-            if getattr(self, name).shape != (count,):
-                shape = getattr(self, name).shape
-                raise ValueError(f"{name}: shape {shape}; ({count},) is needed, as of target")
-        if not np.all((self.target >= 0) & (self.target <= 1)):
-            raise ValueError("target: a value outside [0, 1] or NaN")
-        if not np.all(np.isfinite(self.weight) & (self.weight >= 0)):
-            raise ValueError("weight: a value that is negative or not finite")
-
-    def signal(self, name: str) -> Floats:
-        """The column of one signal."""
-        return {"v": self.v, "u": self.u, "a": self.a}[name]
-
-
-def reentry_rows(v: Floats, u: Floats, a: Floats, reentered: Floats, tokens: Floats) -> ReentryRows:
-    """Exact mode: each row a block off the path at some event.
-
-    ``reentered``: 1 where it came back onto the path later, else 0; ``tokens``: what it would cost
-    to compute again. A block is worth its chance of re-entry, and costly ones count for more.
-    """
-    return ReentryRows(v, u, a, reentered, tokens)
-
 
 def together(parts: Sequence[ReentryRows]) -> ReentryRows:
     """The rows of several recordings, at least one, in this order."""
-    names = ("v", "u", "a", "target", "weight")
-    return ReentryRows(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+    return ReentryRows(*map(np.concatenate, zip(*parts, strict=True)))
 
 
 def losses(theta: Theta, rows: ReentryRows) -> dict[str, float]:
@@ -67,11 +42,11 @@ def losses(theta: Theta, rows: ReentryRows) -> dict[str, float]:
     Over the rows that have all of the estimator's signals, so that sets can be compared; the empty
     set's is what the share of those that came back leaves. Empty if there is no such row.
     """
-    whole = np.all([~np.isnan(rows.signal(name)) for name in theta.signals], axis=0)
+    whole = np.all([~np.isnan(getattr(rows, name)) for name in theta.signals], axis=0)
     whole = np.broadcast_to(whole, rows.target.shape)
     weight, entropies = rows.weight[whole], {}
     for name, (bias, *slopes) in theta.sets.items() if weight.sum() > 0 else ():
-        columns = [rows.signal(signal)[whole] for signal in name]
+        columns = [getattr(rows, signal)[whole] for signal in name]
         logit = sum(map(np.multiply, slopes, columns), np.full(len(weight), bias))
         entropy = np.logaddexp(0.0, logit) - rows.target[whole] * logit
         entropies[name] = float(weight @ entropy / weight.sum())
@@ -83,10 +58,10 @@ def fit(rows: ReentryRows, mode: Mode, source: Mapping[str, Any] | None = None) 
 
     A subset is fitted to the rows that have all of it. Raises ValueError if there are none.
     """
-    recorded = "".join(s for s in SIGNALS if not np.all(np.isnan(rows.signal(s))))
+    recorded = "".join(s for s in SIGNALS if not np.all(np.isnan(getattr(rows, s))))
     sets = {}
     for name in subsets(recorded):
-        columns = [rows.signal(signal) for signal in name]
+        columns = [getattr(rows, signal) for signal in name]
         whole = np.ones(len(rows.target), dtype=bool)
         for column in columns:
             whole &= ~np.isnan(column)

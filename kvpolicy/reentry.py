@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from kvpolicy.eviction_order import EvictionParams, Ints
-from kvpolicy.fit import ReentryRows, reentry_rows
+from kvpolicy.fit import ReentryRows
 from kvpolicy.tree_blocks import TreeBlocks
 from kvpolicy.value import UNFITTED, Floats
 
@@ -69,4 +69,4 @@ class ReentryRecorder:
             reentered.append((np.array(last, dtype=np.int64) > number).astype(np.float64))
             cost.append(tokens[left].astype(np.float64))
         v, u, a = np.concatenate(signals, axis=1)
-        return reentry_rows(v, u, a, np.concatenate(reentered), np.concatenate(cost))
+        return ReentryRows(v, u, a, np.concatenate(reentered), np.concatenate(cost))

@@ -25,18 +25,11 @@ _NOTHING = 1e-300
 
 @dataclass(frozen=True, slots=True)
 class Floors:
-    """What a block keeps at least, whatever its weight: r_min, K_min, L_tail. Raises ValueError."""
+    """What a block keeps at least, whatever its weight: r_min in [0, 1], K_min, L_tail."""
 
     ratio: float = 0.05
     tokens: int = 8
     tail: int = 8
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.ratio <= 1:
-            raise ValueError(f"ratio: {self.ratio}; from 0 to 1 is needed")
-        for name in ("tokens", "tail"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name}: {getattr(self, name)}; 0 or more is needed")
 
     def of(self, tokens: Ints) -> Ints:
         """Equation (3) at r = r_min for blocks of these lengths (n,)."""
@@ -130,12 +123,8 @@ def select(size: int, keep: int, tail: int, attention: Floats | None = None) -> 
 
     First the last ``tail`` ones, then those that later tokens attended to most (``attention``
     (size,), equal ones from the lower position); without attention the most recent ones, so that
-    the earliest go first. Raises ValueError.
+    the earliest go first.
     """
-    if not 0 <= keep <= size:
-        raise ValueError(f"keep: {keep} of {size} tokens; from 0 to {size} is needed")
-    if attention is not None and attention.shape != (size,):
-        raise ValueError(f"attention: shape {attention.shape}; ({size},) is needed")
     end = min(tail, keep)
     if attention is None:
         return np.arange(size - keep, size, dtype=np.int64)

@@ -168,15 +168,12 @@ def attention_shares(weights: ArrayLike, tokens: ArrayLike) -> Floats:
 def confidence(logits: ArrayLike, top: int | None = None) -> Floats:
     """Equation (1): u = 1 - H / log|V| of each row's next-token distribution, in [0, 1].
 
-    ``logits``: (..., vocab), unnormalised, of the row after the block's last token. ``top``: keep
-    the entropy's terms of that many likeliest tokens and put the rest into one bucket "other".
+    ``logits``: (..., vocab of 2 or more), unnormalised, of the row after the block's last token.
+    ``top``: keep the entropy's terms of that many likeliest tokens and put the rest into one bucket
+    "other".
     """
     logits = np.asarray(logits, dtype=np.float64)
     vocab = logits.shape[-1]
-    if vocab < 2:
-        raise ValueError(f"logits: a vocabulary of {vocab}; at least 2 tokens are needed")
-    if top is not None and top < 1:
-        raise ValueError(f"top: {top}; at least 1 is needed")
     shares = np.exp(logits - logits.max(axis=-1, keepdims=True))
     shares /= shares.sum(axis=-1, keepdims=True)
     if top is not None and top < vocab:

@@ -266,10 +266,8 @@ def potentials(rewards: Sequence[float | None], branching: int) -> list[int]:
 
     The rewards' range is cut into ``branching`` bins of equal width; a beam in the j-th from the
     top gets ``branching`` - j + 1. Where all are equal, all are in the top bin; a beam without a
-    reward gets one. Raises ValueError for a ``branching`` below 1.
+    reward gets one.
     """
-    if branching < 1:
-        raise ValueError(f"branching: {branching}; at least 1 is needed")
     scored = [reward for reward in rewards if reward is not None]
     low, high = min(scored, default=0.0), max(scored, default=0.0)
     return [1 if r is None else _potential(r, low, high, branching) for r in rewards]

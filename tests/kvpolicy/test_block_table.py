@@ -80,8 +80,7 @@ def test_what_is_over_is_forgotten() -> None:
     assert table.eviction_key("ash", 1) == table.eviction_key("never", 1) == (True, 0.0, 0, -1)
     assert list(kept_tokens(table, 20)) == ["oak"]
     table.add_tree("ash", 3)
-    with pytest.raises(ValueError, match="'ash' is in flight"):
-        table.add_tree("ash", 3)
+    assert "ash" in table
 
 
 class BlockTableMachine(RuleBasedStateMachine):

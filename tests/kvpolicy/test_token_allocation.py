@@ -192,15 +192,3 @@ def test_the_tail_comes_first_when_there_is_room_for_nothing_else() -> None:
 def test_equal_attention_keeps_the_lower_position() -> None:
     """A stated tie rule."""
     assert select(6, 3, 1, np.ones(6)).tolist() == [0, 1, 5]
-
-
-def test_wrong_arguments_are_refused_by_name() -> None:
-    """Counts that cannot be, attention of another length, floors outside their range."""
-    with pytest.raises(ValueError, match="keep: 5 of 4"):
-        select(4, 5, 0)
-    with pytest.raises(ValueError, match=r"attention: shape \(3,\)"):
-        select(4, 2, 0, np.ones(3))
-    with pytest.raises(ValueError, match="ratio: 2"):
-        Floors(ratio=2.0)
-    with pytest.raises(ValueError, match="tail: -1"):
-        Floors(tail=-1)

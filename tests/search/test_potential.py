@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -28,12 +27,6 @@ def test_without_a_reward_one_child() -> None:
     assert potentials([None, None], 8) == [1, 1]
     assert potentials([None, 0.2, 0.8], 2) == [1, 1, 2]
     assert potentials([], 3) == []
-
-
-def test_a_branching_factor_below_one_is_refused() -> None:
-    """There is no such search."""
-    with pytest.raises(ValueError, match="branching: 0"):
-        potentials([0.5], 0)
 
 
 @given(REWARDS, st.integers(1, 16))
