@@ -18,35 +18,27 @@ from runtime.embedded.sequence import DraftChain, TokenSequence
 
 
 class KvPool:
-    """A stack of free slot numbers in [0, capacity)."""
+    """A stack of free slot numbers in [0, capacity), ``available`` of which nobody uses."""
 
     def __init__(self, capacity: int) -> None:
-        if capacity < 1:
-            raise ValueError(f"capacity: {capacity}; at least 1 slot is needed")
-        self.capacity = capacity
+        self.capacity = self.available = capacity
         self._stack = np.arange(capacity - 1, -1, -1, dtype=np.int64)
-        self._count = capacity
-
-    @property
-    def available(self) -> int:
-        """Slots nobody uses."""
-        return self._count
 
     def allocate(self, count: int) -> np.ndarray:
         """``count`` slots, int64 (count,); the caller has seen that they are there."""
-        assert count <= self._count, "more slots taken than free"
-        self._count -= count
-        return self._stack[self._count : self._count + count][::-1].copy()
+        assert count <= self.available, "more slots taken than free"
+        self.available -= count
+        return self._stack[self.available : self.available + count][::-1].copy()
 
     def free(self, slots: np.ndarray) -> None:
         """Return slots."""
-        assert self._count + len(slots) <= self.capacity, "a slot was returned twice"
-        self._stack[self._count : self._count + len(slots)] = slots
-        self._count += len(slots)
+        assert self.available + len(slots) <= self.capacity, "a slot was returned twice"
+        self._stack[self.available : self.available + len(slots)] = slots
+        self.available += len(slots)
 
     def free_slots(self) -> np.ndarray:
         """The free slots themselves, for checks."""
-        return self._stack[: self._count].copy()
+        return self._stack[: self.available].copy()
 
 
 class PrefixCache:

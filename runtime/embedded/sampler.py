@@ -62,19 +62,15 @@ def sample(
 
     token = argmax over v of log p(v) / temperature + Gumbel(seed, position, v), over the tokens
     that top-p keeps; ties go to the lower id. ``seeds`` in [0, 2^64); ``positions``: the absolute
-    position of the token drawn. ``temperature`` and ``top_p``: one for all or one a draw;
-    temperature 0 takes the likeliest token. ``processed``: what draws those whose sampling changes
-    logits, by number. Raises ValueError for values out of range, and FloatingPointError for logits.
+    position of the token drawn. ``temperature``, 0 or more, and ``top_p`` in (0, 1]: one for all or
+    one a draw; temperature 0 takes the likeliest token. ``processed``: what draws those whose
+    sampling changes logits, by number. Raises FloatingPointError for logits that are not finite.
     """
     values = logits.numpy() if isinstance(logits, Tensor) else logits
     each = np.arange(len(values))
     of = each if rows is None else np.asarray(rows, dtype=np.int64)
-    heat = _per_draw("temperature", temperature, len(of))
-    mass = _per_draw("top_p", top_p, len(of))
-    if (heat < 0).any():
-        raise ValueError(f"temperature: {heat.min()}; at least 0 is needed")
-    if ((mass <= 0) | (mass > 1)).any():
-        raise ValueError(f"top_p: {mass}; more than 0 and at most 1 is allowed")
+    heat = np.broadcast_to(np.asarray(temperature, np.float64), of.shape)
+    mass = np.broadcast_to(np.asarray(top_p, np.float64), of.shape)
     likeliest = values.argmax(-1)
     most = values[np.arange(len(values)), likeliest].astype(np.float64)
     log_total, entropies = np.empty((2, len(values)))
@@ -172,13 +168,6 @@ def rank_candidates(
         order = np.argsort(-values[row, likely], kind="stable")
         ranked[row, :most] = likely[order[:most]]
     return ranked
-
-
-def _per_draw(name: str, value: ArrayLike, draws: int) -> Floats:
-    each = np.asarray(value, dtype=np.float64)
-    if each.ndim and each.shape != (draws,):
-        raise ValueError(f"{name}: shape {each.shape} for {draws} draws; one value or one a draw")
-    return each if each.ndim else np.full(draws, each)
 
 
 def _log_total(logits: NDArray[np.float32], most: Floats, first: int) -> tuple[Floats, Floats]:

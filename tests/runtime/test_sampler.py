@@ -125,21 +125,6 @@ def test_draws_from_one_row_are_draws_from_its_copies():
         assert ours.tobytes() == theirs.tobytes()
 
 
-@pytest.mark.parametrize(
-    ("field", "settings"),
-    [
-        ("temperature", {"temperature": -0.1}),
-        ("top_p", {"top_p": 0.0}),
-        ("top_p", {"top_p": 1.1}),
-        ("top_p", {"top_p": [0.5, 0.5]}),
-    ],
-)
-def test_values_out_of_range_are_named(field, settings):
-    """A bad value is refused with the field's name."""
-    with pytest.raises(ValueError, match=field):
-        sample(HALVES, [0], [0], **settings)
-
-
 def test_broken_logits_are_an_error():
     """Logits that are not finite never turn into a token."""
     with pytest.raises(FloatingPointError, match="row 1"):

@@ -115,5 +115,3 @@ def test_one_number_is_no_choice():
     passes = Passes((3,), lambda threads, rows: 1.0)
     assert set(passes.run(7)) == {3}
     assert passes.tuner.at(7) == 3
-    with pytest.raises(ValueError, match="threads: 0; at least 1"):
-        ThreadTuner((0, 2))

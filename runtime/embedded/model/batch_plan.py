@@ -89,33 +89,19 @@ class BatchPlan:
 
 
 def build_plan(spans: Sequence[Span], *, padding: int, window: int | None = None) -> BatchPlan:
-    """Plan a call.
+    """Plan a call of at least one span.
 
-    ``padding``: the store's zero slot. ``window``: the sliding window in tokens. Raises ValueError
-    for a span whose lengths do not fit together.
+    ``padding``: the store's zero slot. ``window``: the sliding window in tokens.
     """
-    new, total, start = _lengths(spans)
+    lengths = [(len(s.tokens), len(s.slots), s.start) for s in spans]
+    new, total, start = np.array(lengths, dtype=np.int64).T
+    fits = (new >= 1) & (start >= 0) & (total == start + new)
+    assert fits.all(), "a span without tokens, or without a slot for every position"
     slots = np.concatenate([s.slots for s in spans]).astype(np.int64, copy=False)
     rows = _rows(spans, new, total, start, slots, window)
     blocks, block_of, first = _blocks(slots, total, padding)
     columns = _columns(rows)
     return BatchPlan(rows, blocks, _items(rows, block_of, first, columns, window), columns)
-
-
-def _lengths(spans: Sequence[Span]) -> tuple[Ints, Ints, Ints]:
-    """New tokens, all tokens and first new position of every span, (spans,) each."""
-    if not spans:
-        raise ValueError("spans: none; at least one is needed")
-    table = np.array([(len(s.tokens), len(s.slots), s.start) for s in spans], dtype=np.int64)
-    new, total, start = table.T
-    wrong = np.flatnonzero((new < 1) | (start < 0) | (total != start + new))
-    if len(wrong):
-        i = int(wrong[0])
-        raise ValueError(
-            f"spans[{i}]: {new[i]} tokens from position {start[i]} with {total[i]} slots; "
-            "at least one token, and as many slots as positions, are needed"
-        )
-    return new, total, start
 
 
 def _rows(
@@ -230,8 +216,6 @@ class KVStore:
 
     def __init__(self, config: ModelConfig, slots: int) -> None:
         """``slots``: tokens to hold, at least 1."""
-        if slots < 1:
-            raise ValueError(f"slots: {slots}; at least 1 is needed")
         self._config = config
         self.kv_heads = config.kv_heads
         self.slots = self.padding = slots

@@ -87,7 +87,7 @@ class Forward:
         """Compute new positions, write their KV, return logits.
 
         Returns float32 (rows asked, vocab) in span order; without a head (rows asked, hidden).
-        Raises ValueError for a span whose lengths do not fit together or that exceeds the context.
+        Raises ValueError for a span that exceeds the context.
         """
         with self.threads.timed(_rows(spans)) as count, torch.inference_mode():
             _set_threads(count)

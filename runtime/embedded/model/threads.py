@@ -45,10 +45,7 @@ class ThreadTuner:
     def __init__(
         self, counts: Sequence[int], clock: Callable[[], float] = time.perf_counter
     ) -> None:
-        """Raises ValueError for a count below 1."""
-        for count in counts:
-            if count < 1:
-                raise ValueError(f"threads: {count}; at least 1 is needed")
+        """``counts``: 1 or more each."""
         self.counts = tuple(sorted(set(counts)))
         self._clock = clock
         self._sizes: dict[int, _Size] = {}
