@@ -4,42 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 
 from search.counters import Counters, combined
 
 
-class Flops(Protocol):
-    """Multiply-adds, counted twice, of a forward pass of one model."""
-
-    def __call__(self, tokens: int, context_sum: int, logits: int | None = None, /) -> float:
-        """``tokens`` rows, whose contexts (themselves included) sum to ``context_sum``.
-
-        ``logits``: how many of them pass the model's head, all by default.
-        """
-        ...
-
-
 @dataclass(frozen=True, slots=True)
-class PassFlops:
-    """``Flops`` by the multiplications for a row, for a key that a row attends to, and for a row's
-    logits."""
+class Flops:
+    """Multiply-adds, counted twice, of a forward pass of one model, by the multiplications for a
+    row, for a key that a row attends to, and for a row's logits."""
 
     row: int
     key: int
     logits: int
 
     def __call__(self, tokens: int, context_sum: int, logits: int | None = None) -> float:
-        """As ``Flops``."""
+        """``tokens`` rows, whose contexts (themselves included) sum to ``context_sum``.
+
+        ``logits``: how many of them pass the model's head, all by default.
+        """
         head = self.logits * (tokens if logits is None else logits)
         return 2.0 * (self.row * tokens + self.key * context_sum + head)
 
 
-def no_flops(tokens: int, context_sum: int, logits: int | None = None) -> float:
-    """The cost of a model whose cost is not known."""
-    return 0.0
+no_flops = Flops(0, 0, 0)
+"""Of a model whose cost is not known."""
 
 
 def sum_of_contexts(start: int, tokens: int) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
@@ -46,8 +46,11 @@ class SchemaRefused(ValueError):
 class JsonSchemas:
     """Compiles schemas for one vocabulary."""
 
-    def __init__(self, tokens: SpelledTokens, size: int, ends: Sequence[int]) -> None:
-        """``size``: ids are below it; ``ends``: those that end a reply."""
+    def __init__(
+        self, tokens: _CheckpointTokens | _SingleBytes, size: int, ends: Sequence[int]
+    ) -> None:
+        """``tokens``: as llguidance asks for them, when called for the ids of bytes that must come
+        next; ``size``: ids are below it; ``ends``: those that end a reply."""
         self.vocab = size
         self._lacking = lacking(tokens.tokens)
         self._tokenizer = LLTokenizer(TokenizerWrapper(tokens), n_vocab=size, eos_token=list(ends))
@@ -110,34 +113,6 @@ def must_compile(schema: str) -> None:
 @cache
 def _single_bytes() -> JsonSchemas:
     return JsonSchemas(_SingleBytes(), _SingleBytes.eos_token_id + 1, [256])
-
-
-class SpelledTokens(Protocol):
-    """A model's tokens as llguidance asks for them."""
-
-    @property
-    def eos_token_id(self) -> int:
-        """Of several the tokenizer's own."""
-        ...
-
-    @property
-    def bos_token_id(self) -> int | None:
-        """None where there is none."""
-        ...
-
-    @property
-    def tokens(self) -> Sequence[bytes]:
-        """What each id stands for."""
-        ...
-
-    @property
-    def special_token_ids(self) -> Sequence[int]:
-        """Ids that are no text."""
-        ...
-
-    def __call__(self, data: bytes) -> list[int]:
-        """The ids of text that must come next, such that they stand for exactly it."""
-        ...
 
 
 class _SingleBytes:

@@ -9,7 +9,7 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,20 +30,6 @@ UNBIASED = "ForSequenceClassification"
 """How classes end whose head is one layer without a bias, by transformers."""
 _LARGEST_EXPONENT = 700.0
 Matrix = NDArray[np.float64]
-
-
-class Paths(Protocol):
-    """How a format spells what the reward model reads."""
-
-    def opening(self, prompt: Sequence[int], question: str, spelt: Spelt) -> Ids:
-        """What every path over this question begins with; may be empty."""
-        ...
-
-    def path(
-        self, prompt: Sequence[int], question: str, trajectory: Trajectory, spelt: Spelt
-    ) -> Ids:
-        """The whole path, to be read at its last token. Adds to ``spelt`` what it spells."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +57,10 @@ class PolicyIds:
         return tuple(path)
 
 
-class Reading(Protocol):
-    """How the row at a path's last token, logits (vocab,) or hidden state, becomes a reward."""
-
-    def reward(self, row: torch.Tensor) -> float:
-        """In [0, 1], in float64, from this row alone."""
-        ...
+Paths = PolicyIds | OwnIds | Dialogue | WholeReply
+"""How a format spells what the reward model reads: its ``opening`` is what every path over a
+question begins with, which may be nothing, a ``path`` is read at its last token; both add to the
+pieces that are spelt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,11 +95,6 @@ class Mean:
     def reward(self, row: torch.Tensor) -> float:
         """From logits (vocab,)."""
         return sigmoid(math.fsum(row.tolist()) / len(row))
-
-    @classmethod
-    def of(cls, form: RewardFormat, text: Text) -> Mean:
-        """Nothing is looked up."""
-        return cls()
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,9 +131,13 @@ class Head:
         return cls(layers, form)
 
 
+Reading = Softmax | Mean | Head
+"""How the row at a path's last token, logits (vocab,) or hidden state, becomes a reward in [0, 1]:
+in float64, from this row alone."""
+
 READINGS: Mapping[Reads, Callable[[RewardFormat, Text], Reading]] = {
     "softmax": Softmax.of,
-    "mean": Mean.of,
+    "mean": lambda form, text: Mean(),
     "value": Head.of,
     "classes": Head.of,
 }

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kvpolicy.roofline import DevicePeaks, ModelCosts
-from runtime.accounting import PassFlops
+from runtime.accounting import Flops
 from runtime.checkpoint import SIZES, read_config
 
 ARCHITECTURES = {
@@ -144,12 +144,12 @@ class ModelConfig:
         )
 
     @property
-    def flops(self) -> PassFlops:
+    def flops(self) -> Flops:
         """What its passes cost."""
         width = (self.heads + 2 * self.kv_heads) * self.head_dim
         layer = self.hidden * (width + self.heads * self.head_dim + 3 * self.ffn)
         attention = 2 * self.heads * self.head_dim
-        return PassFlops(self.layers * layer, self.layers * attention, self.hidden * self.vocab)
+        return Flops(self.layers * layer, self.layers * attention, self.hidden * self.vocab)
 
 
 def middle_layer(layers: int) -> int:
