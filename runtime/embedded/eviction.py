@@ -21,7 +21,7 @@ from kvpolicy.eviction_order import SERVING_PARAMS, EvictionParams
 from kvpolicy.value import UNFITTED, Theta, attention_shares
 from runtime.embedded.cache_node import EMPTY, CacheNode, StepId
 from runtime.embedded.choices import KvPolicy
-from runtime.embedded.radix_tree import RadixTree
+from runtime.embedded.radix_tree import RadixTree, oldest_first
 from search.engine import Hint
 from search.tree import ROOT
 
@@ -277,7 +277,7 @@ class EvictionCandidates:
         self._unvalued = any(node.holders for node in unvalued)
         if not unvalued:
             return None
-        return False, min(unvalued, key=lambda node: (bool(node.holders), node.stamp, node.serial))
+        return False, min(unvalued, key=oldest_first)
 
     def _valued_leaf(self) -> tuple[bool, CacheNode] | None:
         """The first leaf in order, which stays the first until it is evicted or read."""

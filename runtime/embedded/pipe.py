@@ -207,7 +207,6 @@ STOP_SECONDS = 5.0
 START_METHOD = "spawn"
 """How an engine's process starts, as ``multiprocessing`` names it: with a Python of its own."""
 
-_FORM = logging.Formatter()
 log = logging.getLogger(__name__)
 
 
@@ -266,15 +265,13 @@ class PipeLogHandler(logging.Handler):
 
     def __init__(self, pipe: EngineEnd) -> None:
         super().__init__()
+        self.formatter = logging.Formatter()  # the message alone
         self._pipe = pipe
 
     def emit(self, record: logging.LogRecord) -> None:
         """A line, with its traceback if it has one; dropped when nobody is left to hear."""
-        text = record.getMessage()
-        if record.exc_info:
-            text += "\n" + _FORM.formatException(record.exc_info)
         with contextlib.suppress(OSError):
-            self._pipe.send(LogLine(record.levelno, record.name, text))
+            self._pipe.send(LogLine(record.levelno, record.name, self.format(record)))
 
 
 class ClientEnd:

@@ -19,9 +19,6 @@ import numpy as np
 
 from runtime.embedded.cache_node import EMPTY, TOKEN_BYTES, CacheNode, StepId, StepIndex
 
-UNHELD, HELD = range(2)
-"""Who is evicted, in turn: what nobody holds, what is held."""
-
 
 class RadixTree:
     """Token paths and their slots. It owns no slots: what it lets go of is returned."""
@@ -166,8 +163,8 @@ class RadixTree:
         freed = [EMPTY]
         left = wanted
         while heap and left > 0:
-            (tier, *_), node = heapq.heappop(heap)
-            if tier > UNHELD and not held:
+            _, node = heapq.heappop(heap)
+            if node.holders and not held:
                 break
             parent = node.parent
             freed.append(self.evict_tip(node, left))
@@ -367,6 +364,6 @@ def common_prefix(left: np.ndarray, right: np.ndarray) -> int:
     return first if differ[first] else length
 
 
-def oldest_first(node: CacheNode) -> tuple[int, int, int]:
+def oldest_first(node: CacheNode) -> tuple[bool, int, int]:
     """What nobody holds, then what was used longest ago."""
-    return HELD if node.holders else UNHELD, node.stamp, node.serial
+    return bool(node.holders), node.stamp, node.serial

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -64,9 +65,13 @@ class CallErrors:
     def __init__(self) -> None:
         self._errors: list[CallError] = []
 
-    def at(self, tree: str | None, call: int | None = None) -> _At:
+    @contextmanager
+    def at(self, tree: str | None, call: int | None = None) -> Iterator[None]:
         """What is raised within has to do with this tree alone: it is noted and goes no further."""
-        return _At(self, tree, call)
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001  # whatever it is
+            self.note(CallError(tree, call, error))
 
     def note(self, error: CallError) -> None:
         """Keep an error until somebody looks."""
@@ -80,24 +85,6 @@ class CallErrors:
         """Those since the last look."""
         errors, self._errors = self._errors, []
         return iter(errors)
-
-
-class _At:
-    """See ``CallErrors.at``."""
-
-    __slots__ = ("_call", "_errors", "_tree")
-
-    def __init__(self, errors: CallErrors, tree: str | None, call: int | None) -> None:
-        self._errors, self._tree, self._call = errors, tree, call
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
-        if not isinstance(error, Exception):
-            return False
-        self._errors.note(CallError(self._tree, self._call, error))
-        return True
 
 
 def check(message: object) -> None:
