@@ -192,20 +192,25 @@ class _Tensor:
             return opened.read(min(_SAMPLED_BYTES, self.end - self.start))
 
 
-def check_weights(folder: Path) -> None:
-    """Raise ValueError naming a file of a folder's safetensors that is missing, broken or cut
-    short, as a download that ended early leaves it. Headers alone are read."""
+def check_weights(folder: Path) -> dict[str, _Tensor]:
+    """The tensors of a folder's safetensors; none where there are no such files. Headers alone are
+    read. Raises ValueError naming a file that is missing, broken or cut short, as a download that
+    ended early leaves it."""
     index = folder / f"{_WEIGHTS}.index.json"
     if index.is_file():
         names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
     else:
         names = {_WEIGHTS} if (folder / _WEIGHTS).is_file() else set()
+    tensors: dict[str, _Tensor] = {}
     for file in sorted(folder / name for name in names):
         if not file.is_file():
             raise ValueError(f"{file}: is not there, and {index.name} names it")
-        size, end = file.stat().st_size, max((t.end for t in _held(file).values()), default=0)
+        held = _held(file)
+        size, end = file.stat().st_size, max((t.end for t in held.values()), default=0)
         if size < end:
             raise ValueError(f"{file}: is cut short, {size} bytes of {end}; get it again")
+        tensors |= held
+    return tensors
 
 
 def _tensors(folder: Path) -> dict[str, _Tensor]:

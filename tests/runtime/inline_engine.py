@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from runtime.embedded.choices import KvPolicy, ScheduleOrder
 from search.controller import search
 from search.counters import Counters, Usage
 from search.engine import Branch, Capabilities, EngineError, Hint, Sampling, Step, Trajectory
@@ -24,22 +23,16 @@ class InlineEngine:
     def __init__(
         self,
         *,
-        speculate: bool = False,
         lookahead: bool = False,
         kv_tokens: int = 8000,
         batch_limit: int = 64,
-        kv_policy: KvPolicy = "arborkv",
-        order: ScheduleOrder = "prefix",
         on_step: Callable[[], None] = lambda: None,
+        **changes: Any,
     ) -> None:
-        self.policy, self.model = scheduler(
-            kv_tokens=kv_tokens,
-            batch_limit=batch_limit,
-            kv_policy=kv_policy,
-            speculate=speculate,
-            order=order,
-        )
-        self.prm, self.prm_model = scorer(kv_tokens=kv_tokens, batch_limit=batch_limit)
+        """``changes``: of the scheduler's options."""
+        sizes = {"kv_tokens": kv_tokens, "batch_limit": batch_limit}
+        self.policy, self.model = scheduler(**sizes, **changes)
+        self.prm, self.prm_model = scorer(**sizes)
         self.on_step = on_step
         self._lookahead = lookahead
         self._answers: dict[int, asyncio.Future[Any]] = {}

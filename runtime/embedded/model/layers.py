@@ -10,7 +10,6 @@ torch's own ``silu`` rounds differently in the remainder of a thread's share.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -152,20 +151,14 @@ def tensor_reader(checkpoint: Path) -> Callable[[str], Tensor]:
 
     Both raise UnsupportedModel for what is not there; ValueError as ``check_weights``.
     """
-    check_weights(checkpoint)
-    index = checkpoint / "model.safetensors.index.json"
-    if index.is_file():
-        files = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-    elif (checkpoint / "model.safetensors").is_file():
-        with safe_open(checkpoint / "model.safetensors", "pt") as opened:
-            files = dict.fromkeys(opened.keys(), "model.safetensors")
-    else:
+    tensors = check_weights(checkpoint)
+    if not tensors:
         raise UnsupportedModel(f"{checkpoint}: no model.safetensors; only safetensors are read")
 
     def read(name: str) -> Tensor:
-        if name not in files:
+        if name not in tensors:
             raise UnsupportedModel(f"{checkpoint}: tensor {name} is missing")
-        with safe_open(checkpoint / files[name], "pt") as opened:
+        with safe_open(tensors[name].file, "pt") as opened:
             return opened.get_tensor(name).to(torch.float32)
 
     return read
