@@ -31,8 +31,6 @@ from search.policies.policy import (
     Policy,
     Round,
     Scores,
-    expansion_order_of,
-    frontier_of,
 )
 from search.policies.registry import POLICIES, returns_to_root
 from search.problem import Problem
@@ -110,9 +108,7 @@ async def search(
         engine=engine,
         tree_id=tree_id,
         policy=policy,
-        builder=TreeBuilder(
-            tree, spec, problem.delimiter, context, scores, emit, frontier_of(policy)
-        ),
+        builder=TreeBuilder(tree, spec, policy, problem.delimiter, context, scores, emit),
         classes=AnswerClasses(answer_of, until.heed(same_answer)),
         spelled=AnswerClasses(answer_of),
         until=until,
@@ -174,10 +170,9 @@ class _SearchLoop:
 
     def __post_init__(self) -> None:
         """The clock starts."""
-        self.builder.expansion_order = expansion_order_of(self.policy)
         compares = isinstance(self.policy, EmbeddingPolicy)
         self.embeddings = Embeddings(self.builder.tree) if compares else None
-        self.tally = Tally(LogicalKV(len(self.problem.prompt)), frontier_of(self.policy))
+        self.tally = Tally(LogicalKV(len(self.problem.prompt)), self.policy)
         self.start = self.until.clock()
 
     async def to_the_end(self) -> tuple[StopReason, Counters | None, Answers]:

@@ -14,7 +14,7 @@ from math import fsum
 from search.counters import Counters
 from search.engine import KvMoved
 from search.events import Event, Evicted, KvHeld, Rehydrated
-from search.policies.policy import Frontier
+from search.policies.policy import Policy, frontier_of
 from search.tree import ROOT, Node, NodeState, Tree
 
 
@@ -59,10 +59,10 @@ class SearchStats:
 
 @dataclass(slots=True)
 class Tally:
-    """What has to be noted while the tree grows. ``frontier``: the nodes that may still grow."""
+    """What has to be noted while the tree grows."""
 
     kv: LogicalKV
-    frontier: Frontier = Tree.leaves
+    policy: Policy
     rounds: int = 0
     kv_tokens_total: int = 0
     kv_tokens_peak: int = 0
@@ -74,7 +74,7 @@ class Tally:
 
     def round(self, tree: Tree, children: Iterable[Node], seconds: float) -> None:
         """Note a committed round of ``children``, ``seconds`` after the start."""
-        candidates = {node.id for node in self.frontier(tree)}
+        candidates = {node.id for node in frontier_of(self.policy, tree)}
         for child in children:
             self.kv.add(child)
             if child.state is NodeState.FINISHED:
@@ -87,7 +87,7 @@ class Tally:
 
     def held(self, tree: Tree) -> int:
         """Unique tokens, prompt included, on the paths of the nodes that may still grow."""
-        return self.kv.tokens(node.id for node in self.frontier(tree))
+        return self.kv.tokens(node.id for node in frontier_of(self.policy, tree))
 
     def stats(
         self, tree: Tree, chosen: int | None, seconds: float, cost: Counters | None

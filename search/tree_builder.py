@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from search.engine import Ahead, Branch, EngineError, Hint, Sampling, Step, Trajectory
 from search.events import Event, Expanded, Finished, Pruned, Scored, Selected
-from search.policies.policy import ExpansionOrder, Frontier, Round, Scores, no_order
+from search.policies.policy import Policy, Round, Scores, expansion_order_of, frontier_of
 from search.spec import SearchSpec
 from search.stats import path_length
 from search.stop import may_end_early
@@ -44,17 +44,16 @@ class TreeBuilder:
         self,
         tree: Tree,
         spec: SearchSpec,
+        policy: Policy,
         delimiter: str,
         context_tokens: int,
         scores: Scores,
         listen: Callable[[Event], None],
-        frontier: Frontier = Tree.leaves,
     ) -> None:
         """Start from an empty ``tree``.
 
         ``scores``: which nodes get a reward. ``context_tokens``: most tokens of a whole path.
-        ``delimiter``: what ends a step, unless the spec cuts steps by length. ``frontier``: which
-        nodes the policy may still expand. ``expansion_order`` may be set: in which order it would.
+        ``delimiter``: what ends a step, unless the spec cuts steps by length.
         """
         self.tree = tree
         self.round = 0
@@ -63,8 +62,7 @@ class TreeBuilder:
         self._delimiter = delimiter
         self._scores = scores
         self._listen = listen
-        self._frontier = frontier
-        self.expansion_order: ExpansionOrder = no_order
+        self._policy = policy
         self._max_depth = spec.max_depth
         self._chains = scores is not Scores.ALL and not may_end_early(spec)
         self._max_tokens = spec.max_tokens
@@ -177,13 +175,13 @@ class TreeBuilder:
         return nodes
 
     def _hint(self, plan: Round) -> Hint:
-        alive = self.tree.above(self._frontier(self.tree))
+        alive = self.tree.above(frontier_of(self._policy, self.tree))
         dead = {node.id for node in self.tree.nodes[1:]} - alive - self._dead
         fresh = self.tree.nodes[self._hinted :]
         self._hinted = len(self.tree)
         self._dead |= dead
         values = {node.id: node.reward for node in fresh if node.reward is not None}
-        ahead = tuple(node.id for node in self.expansion_order(self.tree))
+        ahead = tuple(node.id for node in expansion_order_of(self._policy, self.tree))
         return Hint(values, tuple(sorted(plan.expand)), tuple(sorted(dead)), ahead)
 
     def _children_of(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from math import isqrt
@@ -115,27 +115,14 @@ class OrderedPolicy(Policy, Protocol):
         ...
 
 
-ExpansionOrder = Callable[[Tree], Sequence[Node]]
-"""The nodes a search would expand, the next one first; nothing if that is not known."""
+def expansion_order_of(policy: Policy, tree: Tree) -> Sequence[Node]:
+    """The nodes a policy would expand, the next one first; nothing if it does not know."""
+    return policy.expansion_order(tree) if isinstance(policy, OrderedPolicy) else ()
 
 
-def expansion_order_of(policy: Policy) -> ExpansionOrder:
-    """A policy's order of expansion, if it knows one."""
-    return policy.expansion_order if isinstance(policy, OrderedPolicy) else no_order
-
-
-def no_order(tree: Tree) -> Sequence[Node]:
-    """Nothing."""
-    return ()
-
-
-Frontier = Callable[[Tree], Iterable[Node]]
-"""The nodes that may still get children, in id order."""
-
-
-def frontier_of(policy: Policy) -> Frontier:
-    """What a policy may still expand: the open leaves, unless it says otherwise."""
-    return policy.frontier if isinstance(policy, BacktrackingPolicy) else Tree.leaves
+def frontier_of(policy: Policy, tree: Tree) -> Iterable[Node]:
+    """What a policy may still expand, in id order: the open leaves, unless it says otherwise."""
+    return policy.frontier(tree) if isinstance(policy, BacktrackingPolicy) else tree.leaves()
 
 
 class LevelPolicy(ABC):

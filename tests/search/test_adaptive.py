@@ -202,7 +202,7 @@ async def test_whatever_is_said_the_width_holds_and_the_dead_stay_dead(
         for grown in hint.active:
             assert not dead & {step.id for step in tree.chain(grown)}
     made = Adaptive.from_spec(outcome.spec)
-    assert not tree.above(frontier_of(made)(tree)) & dead
+    assert not tree.above(frontier_of(made, tree)) & dead
     again = from_json(to_json(tree))
     assert made.plan(again) == made.plan(tree)
     if not any(node.finish.dies_at_birth for node in tree.nodes):

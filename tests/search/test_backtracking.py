@@ -89,7 +89,7 @@ async def test_the_dead_stay_dead(
         for grown in hint.active:
             assert not dead & {step.id for step in tree.chain(grown)}
     spec = SearchSpec.model_validate({"policy": policy, **dials})
-    alive = tree.above(frontier_of(POLICIES[spec.policy](spec))(tree))
+    alive = tree.above(frontier_of(POLICIES[spec.policy](spec), tree))
     assert not alive & dead
 
 

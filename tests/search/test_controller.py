@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from search.controller import search
 from search.engine import Branch, Sampling, Step
 from search.outcome import Outcome
+from search.policies.best_of_n import BestOfN
 from search.policies.policy import Round, Scores
 from search.policies.registry import POLICIES
 from search.problem import Problem
@@ -116,7 +117,7 @@ def test_a_node_that_grows_again_goes_on_counting() -> None:
     """Later children of a node have indices, and so seeds, that no earlier one had."""
     tree = Tree(PROBLEM.prompt)
     spec = SearchSpec(seed=7)
-    builder = TreeBuilder(tree, spec, "\n\n", 100, Scores.NONE, lambda _: None)
+    builder = TreeBuilder(tree, spec, BestOfN(4), "\n\n", 100, Scores.NONE, lambda _: None)
     for first in (0, 2):
         branches = builder.branches(Round({0: 2}))
         assert [b.child for b in branches] == [first, first + 1]
@@ -130,14 +131,16 @@ def test_a_node_that_grows_again_goes_on_counting() -> None:
 def test_dead_is_what_nobody_may_come_back_to(again: bool, dead: tuple[int, ...]) -> None:
     """The one child of 1 has ended: 3 is dead in any search, 1 unless 1 may grow again."""
 
-    def open_nodes(tree: Tree) -> list[Node]:
-        return [node for node in tree.nodes if node.state is NodeState.OPEN]
+    class Returning(BestOfN):
+        def frontier(self, tree: Tree) -> list[Node]:
+            return [node for node in tree.nodes if node.state is NodeState.OPEN]
 
-    frontier = open_nodes if again else Tree.leaves
-    tree = Tree(PROBLEM.prompt)
-    builder = TreeBuilder(
-        tree, SearchSpec(seed=7), "\n\n", 100, Scores.NONE, lambda _: None, frontier
-    )
+        def stopped(self, tree: Tree) -> None:
+            return None
+
+    tree, policy = Tree(PROBLEM.prompt), (Returning if again else BestOfN)(4)
+    spec = SearchSpec(seed=7)
+    builder = TreeBuilder(tree, spec, policy, "\n\n", 100, Scores.NONE, lambda _: None)
     for plan, finish in ((Round({0: 2}), Finish.STEP), (Round({1: 1}), Finish.END)):
         assert builder.select(plan).dead == ()
         branches = builder.branches(plan)
