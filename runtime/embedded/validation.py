@@ -6,6 +6,7 @@ names the field, what it is and what is needed.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -47,6 +48,8 @@ MOST_NODES = 1 << 22
 """The largest id: 65,536 expansions of 64 children, the most a request may ask for."""
 LARGEST = (1 << 63) - 1
 SEEDS = (1 << 64) - 1
+TINY, FINITE = math.ulp(0.0), sys.float_info.max
+"""The least number above 0, and the largest that is finite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,16 +129,10 @@ def whole(field: str, value: object, least: int, most: int) -> None:
         raise EngineError(f"{field}: {in_words(value)}; from {least} to {most} is needed")
 
 
-def real(field: str, value: object, needed: str) -> None:
-    """A finite number of 0 or more; ``needed`` says what else it must be."""
-    if type(value) not in (int, float) or not 0 <= value <= sys.float_info.max:  # type: ignore[operator]
+def real(field: str, value: object, least: float, most: float, needed: str) -> None:
+    """A number from ``least`` to ``most``, which are finite; ``needed`` says it in words."""
+    if type(value) not in (int, float) or not least <= value <= most:  # type: ignore[operator]
         raise EngineError(f"{field}: {in_words(value)}; {needed} is needed")
-
-
-def finite(field: str, value: object) -> None:
-    """A number that is neither infinite nor none at all."""
-    if type(value) not in (int, float) or not abs(value) <= sys.float_info.max:  # type: ignore[arg-type]
-        raise EngineError(f"{field}: {in_words(value)}; a finite number is needed")
 
 
 def text(field: str, value: object) -> None:
@@ -216,8 +213,7 @@ def _check_hint(hint: object) -> None:
         _nodes(field, getattr(hint, field))
     _nodes("values", tuple(hint.values))
     for value in hint.values.values():
-        if type(value) not in (int, float) or not 0 <= value <= 1:
-            raise EngineError(f"values: {in_words(value)}; from 0 to 1 is needed")
+        real("values", value, 0, 1, "from 0 to 1")
 
 
 def _nodes(field: str, nodes: object) -> None:
@@ -283,10 +279,8 @@ def must_fit(tokens: int, rooms: Mapping[str, int], what: str) -> None:
 def _check_sampling(sampling: Sampling, vocab: int) -> None:
     if not isinstance(sampling, Sampling):
         raise EngineError(f"sampling: {type(sampling).__name__}; Sampling is needed")
-    real("temperature", sampling.temperature, "0 or more")
-    real("top_p", sampling.top_p, "more than 0 and at most 1")
-    if not 0 < sampling.top_p <= 1:
-        raise EngineError(f"top_p: {sampling.top_p}; more than 0 and at most 1 is needed")
+    real("temperature", sampling.temperature, 0, FINITE, "0 or more")
+    real("top_p", sampling.top_p, TINY, 1, "more than 0 and at most 1")
     whole("max_step_tokens", sampling.max_step_tokens, 1, LARGEST)
     _check_logits_params(sampling.logits, vocab)
     whole("prompt_tokens", sampling.prompt_tokens, 0, LARGEST)
@@ -307,20 +301,16 @@ def _check_logits_params(params: LogitsParams, vocab: int) -> None:
     if not isinstance(params, LogitsParams):
         raise EngineError(f"logits: {in_words(params)}; LogitsParams are needed")
     whole("top_k", params.top_k, -1, LARGEST)
-    real("min_p", params.min_p, "from 0 to 1")
-    if params.min_p > 1:
-        raise EngineError(f"min_p: {params.min_p}; from 0 to 1 is needed")
+    real("min_p", params.min_p, 0, 1, "from 0 to 1")
     whole("min_tokens", params.min_tokens, 0, LARGEST)
-    real("repetition_penalty", params.repetition_penalty, "more than 0")
-    if not params.repetition_penalty:
-        raise EngineError("repetition_penalty: 0; more than 0 is needed")
+    real("repetition_penalty", params.repetition_penalty, TINY, FINITE, "more than 0")
     for field in ("presence_penalty", "frequency_penalty"):
-        finite(field, getattr(params, field))
+        real(field, getattr(params, field), -FINITE, FINITE, "a finite number")
     for pair in each("logit_bias", params.logit_bias, tuple, vocab):
         if len(pair) != 2:
             raise EngineError(f"logit_bias: {len(pair)} in one; a token id and a number are needed")
         whole("logit_bias", pair[0], 0, vocab - 1)
-        finite("logit_bias", pair[1])
+        real("logit_bias", pair[1], -FINITE, FINITE, "a finite number")
 
 
 def _check_branch(branch: Branch, sampling: Sampling) -> None:
