@@ -62,8 +62,7 @@ class Pools:
         if budget is None:
             ample = AMPLE_TOKENS * spec.width + AMPLE_MORE
             return ample, ample
-        shared, load = self.shared(budget, path_tokens), self.load(spec, path_tokens)
-        return shared.even(load) if way == "even" else shared.tokens(shared.plan(load))
+        return self.shared(budget, path_tokens).tokens(way, self.load(spec, path_tokens))
 
     def shared(self, budget: int, path_tokens: int) -> SharedKv:
         """So many bytes of both, with room for a path in each."""

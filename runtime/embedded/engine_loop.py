@@ -15,7 +15,7 @@ import time
 
 from runtime.embedded.fingerprint import fingerprint
 from runtime.embedded.judge_scorer import cost_of_judging, load_judge, owner
-from runtime.embedded.kv_split import SharedKv, split_pools
+from runtime.embedded.kv_split import split_pools
 from runtime.embedded.model.forward import Forward
 from runtime.embedded.options import EngineOptions
 from runtime.embedded.pipe import (
@@ -100,7 +100,7 @@ class EngineLoop:
             kernel=options.kernel,
         )
         shortlist()  # what it takes to build it, the first request shall not wait for
-        options = split_pools(options, SharedKv.of(options))
+        options = split_pools(options)
         self._pipe = pipe
         self._options = options
         self._scheduler = scheduler_for(options, forward, forward.config)

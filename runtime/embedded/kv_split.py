@@ -6,7 +6,8 @@ import logging
 from dataclasses import dataclass, replace
 from typing import Self
 
-from kvpolicy.roofline import DevicePeaks, KvSplit, ModelCosts, SplitLoad, even, roofline
+from kvpolicy.roofline import DevicePeaks, ModelCosts, SplitLoad, even, roofline
+from runtime.embedded.choices import KvSplitMode
 from runtime.embedded.model.config import ModelConfig, footprint, measured_peaks
 from runtime.embedded.options import EngineOptions
 from runtime.reward_format import reward_format
@@ -46,31 +47,24 @@ class SharedKv:
         device = device or measured_peaks(options.cores)
         return cls(policy, prm, device, budget, (least[0], least[1]))
 
-    def even(self, load: SplitLoad) -> tuple[int, int]:
-        """Tokens of the policy and of the reward model: half of the bytes each. Raises
-        TooLittleMemory."""
-        return self.tokens(even(self.policy, self.prm, self.device, load, self.budget))
-
-    def plan(self, load: SplitLoad) -> KvSplit:
-        """What takes least time. Raises TooLittleMemory."""
-        return roofline(self.policy, self.prm, self.device, load, self.budget, keeps=True)
-
-    def tokens(self, split: KvSplit) -> tuple[int, int]:
-        """Tokens of each by a split, but no fewer than the least."""
+    def tokens(self, mode: KvSplitMode, load: SplitLoad) -> tuple[int, int]:
+        """Tokens of the policy and of the reward model, no fewer than the least: half of the bytes
+        each if ``even``, else what takes least time. Raises TooLittleMemory."""
+        parts = self.policy, self.prm, self.device, load, self.budget
+        split = even(*parts) if mode == "even" else roofline(*parts, keeps=True)
         least, least_prm = self.least
         most = self.budget - least * self.policy.kv_bytes
         verifier = min(max(split.verifier_bytes, least_prm * self.prm.kv_bytes), most)
         return (self.budget - verifier) // self.policy.kv_bytes, verifier // self.prm.kv_bytes
 
 
-def split_pools(options: EngineOptions, shared: SharedKv | None) -> EngineOptions:
+def split_pools(options: EngineOptions, device: DevicePeaks | None = None) -> EngineOptions:
     """The options with ``kv_tokens`` and ``prm_kv_tokens`` that share anew the bytes of both, as
-    ``kv_split`` says; as they are where nothing is to share. Raises TooLittleMemory."""
+    ``kv_split`` says; as they are where nothing is to share. ``device``: as of ``SharedKv.of``.
+    Raises TooLittleMemory."""
+    shared = SharedKv.of(options, device)
     if shared is None:
         return options
-    if options.kv_split == "roofline":
-        kv_tokens, prm_kv_tokens = shared.tokens(shared.plan(options.kv_load))
-    else:
-        kv_tokens, prm_kv_tokens = shared.even(options.kv_load)
+    kv_tokens, prm_kv_tokens = shared.tokens(options.kv_split, options.kv_load)
     log.info("KV split %s: policy %d tokens, PRM %d", options.kv_split, kv_tokens, prm_kv_tokens)
     return replace(options, kv_tokens=kv_tokens, prm_kv_tokens=prm_kv_tokens, kv_split="given")

@@ -10,7 +10,7 @@ import pytest
 
 from kvpolicy.roofline import DevicePeaks, SplitLoad, TooLittleMemory
 from loadtest.in_process import InProcess, ModelsInProcess
-from runtime.embedded.kv_split import SharedKv, split_pools
+from runtime.embedded.kv_split import split_pools
 from runtime.embedded.model.config import ModelConfig, footprint
 from runtime.embedded.options import EngineOptions
 from search.controller import search
@@ -43,7 +43,7 @@ def each(options: EngineOptions) -> tuple[int, int]:
 
 def shared_out(options: EngineOptions) -> EngineOptions:
     """On a GPU."""
-    return split_pools(options, SharedKv.of(options, GPU))
+    return split_pools(options, GPU)
 
 
 def test_even_halves_are_of_bytes(options: EngineOptions) -> None:
