@@ -7,7 +7,6 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
-from tokenizers import Regex, pre_tokenizers
 from transformers import AutoModel, AutoTokenizer
 
 from search.engine import Trajectory
@@ -40,14 +39,7 @@ def make_outcome_model(folder: Path) -> Path:
     nobody is to run it."""
     kind = "Qwen2ForRewardModel"
     make_reward_model(folder, HEAD, kind, seed=8, specials=QWEN_SPECIALS, template=QWEN)
-    tokenizer = make_tokenizer(QWEN_SPECIALS, QWEN)
-    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(_WORDS), "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-    tokenizer.save_pretrained(folder)
+    make_tokenizer(QWEN_SPECIALS, QWEN, _WORDS).save_pretrained(folder)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"auto_map": _AUTO_MAP}))
     return folder

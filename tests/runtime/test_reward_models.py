@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tokenizers import Regex, pre_tokenizers
 from transformers import (
     AutoModel,
     AutoModelForCausalLM,
@@ -202,14 +201,7 @@ def make_rlhflow(folder: Path) -> Path:
 
 def llama3_tokenizer() -> PreTrainedTokenizerFast:
     """With Llama 3's words, its conversation tokens and its template."""
-    tokenizer = make_tokenizer(LLAMA_SPECIALS, LLAMA)
-    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(LLAMA_WORDS), "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-    return tokenizer
+    return make_tokenizer(LLAMA_SPECIALS, LLAMA, LLAMA_WORDS)
 
 
 def make_skywork(folder: Path) -> Path:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
@@ -123,13 +123,20 @@ def make_pair(folder: Path) -> dict[str, Path]:
     }
 
 
-def make_tokenizer(specials: Sequence[str] = (), template: str = "") -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer of 256 bytes, a few merges and the special tokens."""
+def make_tokenizer(
+    specials: Sequence[str] = (), template: str = "", pattern: str = ""
+) -> PreTrainedTokenizerFast:
+    """A byte-level BPE tokenizer of 256 bytes, a few merges and the special tokens; ``pattern``:
+    what it cuts texts by."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     merges = [("Ċ", "Ċ"), ("Ġ", "="), ("t", "h"), ("th", "e"), ("Ġ", "the")]
     words = alphabet + ["".join(pair) for pair in merges]
     backend = Tokenizer(models.BPE(vocab={w: i for i, w in enumerate(words)}, merges=merges))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    if pattern:
+        cut = pre_tokenizers.Split(Regex(pattern), "isolated")
+        letters = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        backend.pre_tokenizer = pre_tokenizers.Sequence([cut, letters])
     backend.decoder = decoders.ByteLevel()
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=backend, eos_token="<|end|>", pad_token="<|pad|>"
