@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 
 from runtime.embedded.options import EngineOptions
 from runtime.embedded.pipe import (
-    Abort,
     ClientEnd,
     Done,
     Embed,
@@ -147,8 +146,7 @@ class EmbeddedEngine:
 
     async def abort(self, tree: str) -> None:
         """Stop everything under way for a tree (those calls raise EngineError) and free its KV."""
-        self._moved.pop(tree, None)
-        await self._ask(lambda call: Abort(call, tree))
+        await self.release(tree)
 
     async def usage(self) -> Usage:
         """KV and queues after the last word of the engine, at most a quarter second old."""

@@ -19,7 +19,6 @@ from runtime.embedded.kv_split import split_pools
 from runtime.embedded.model.forward import Forward
 from runtime.embedded.options import EngineOptions
 from runtime.embedded.pipe import (
-    Abort,
     Done,
     Embed,
     EngineEnd,
@@ -226,9 +225,6 @@ class EngineLoop:
                 self._embedder.embed(call, tree, steps)
             case Release(call, tree):
                 self._answer(call, self._stop(tree))
-            case Abort(call, tree):
-                self._stop(tree)
-                self._answer(call, None)
             case Ping(call):
                 self._answer(call, None)
 

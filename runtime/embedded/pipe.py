@@ -96,15 +96,7 @@ class TreeHint:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Let go of a tree; answered with its cost."""
-
-    call: int
-    tree: str
-
-
-@dataclass(frozen=True, slots=True)
-class Abort:
-    """Stop and let go of a tree; answered with None when nothing of it is left."""
+    """Stop and let go of a tree; answered with its cost when nothing of it is left."""
 
     call: int
     tree: str
@@ -166,7 +158,7 @@ class LogLine:
     text: str
 
 
-ToEngine = Expand | Score | Embed | TreeHint | Release | Abort | Ping | Stop
+ToEngine = Expand | Score | Embed | TreeHint | Release | Ping | Stop
 FromEngine = Ready | StartFailed | Done | Failed | Usage | LogLine
 
 

@@ -20,7 +20,6 @@ from runtime.embedded.pipe import (
     MOST_AT_ONCE,
     MOST_TO_EXPAND,
     MOST_TO_SCORE,
-    Abort,
     Embed,
     Expand,
     Ping,
@@ -95,7 +94,7 @@ def check(message: object) -> None:
 
     The branches and the sampling of a round are looked at where they are taken on.
     """
-    if not isinstance(message, Expand | Score | Embed | TreeHint | Release | Abort | Ping):
+    if not isinstance(message, Expand | Score | Embed | TreeHint | Release | Ping):
         raise EngineError(f"message: {in_words(message)}; one of the engine's is needed")
     if not isinstance(message, TreeHint):
         whole("call", message.call, 0, LARGEST)

@@ -10,7 +10,6 @@ from typing import Any, cast
 from runtime.embedded.engine_loop import EngineLoop
 from runtime.embedded.options import EngineOptions
 from runtime.embedded.pipe import (
-    Abort,
     Done,
     Embed,
     EngineEnd,
@@ -110,7 +109,7 @@ class InlineWorker:
 
     async def abort(self, tree: str) -> None:
         """Stop it."""
-        await self._ask(lambda call: Abort(call, tree))
+        await self.release(tree)
 
     async def usage(self) -> Usage:
         """KV and counts now."""

@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 from runtime.embedded.options import EngineOptions
 from runtime.embedded.pipe import (
     MOST_AT_ONCE,
-    Abort,
     Done,
     Embed,
     Envelope,
@@ -108,7 +107,6 @@ SOUND: tuple[ToEngine, ...] = (
     Embed(1, TREE, (StepWords((50, 51), "a"), StepWords((52,), "b"))),
     TreeHint(TREE, Hint({1: 0.5, 2: 0.25}, (1,), (2,), (1, 2))),
     Release(1, TREE),
-    Abort(1, TREE),
 )
 HOSTILE = st.sampled_from(
     [
@@ -249,7 +247,7 @@ def test_a_fault_ends_its_own_call(
 ) -> None:
     """Wherever it is: typed, logged once with its tree and its cause, counted; nothing is held."""
     breaks(engine, stage, monkeypatch)
-    expand, score, embed, hint, release, _ = SOUND
+    expand, score, embed, hint, release = SOUND
     before = engine.worker._usage().totals.call_errors
     numbered = [expand, replace(score, call=2), replace(embed, call=3), replace(release, call=4)]
     sent = deque([numbered[0], hint, *numbered[1:]])
@@ -312,7 +310,7 @@ def test_what_is_malformed_is_named(
         raise answers(engine)[1]  # type: ignore[misc]
 
 
-@pytest.mark.parametrize("message", ["a word", None, Release(None, "oak"), Abort("1", "oak")])
+@pytest.mark.parametrize("message", ["a word", None, Release(None, "oak"), Release("1", "oak")])
 def test_what_is_no_call_is_logged(
     engine: InlineWorker, message: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -350,8 +348,7 @@ def largest() -> dict[str, ToEngine]:
         ),
         "hint": TreeHint(TREE, Hint(dict.fromkeys(many, 0.5), many, many, many)),
         "embed": Embed(3, TREE, tuple(map(StepWords, steps, texts))),
-        "abort": Abort(4, TREE),
-        "release": Release(5, TREE),
+        "release": Release(4, TREE),
     }
 
 
@@ -369,7 +366,7 @@ def test_no_message_holds_the_loop_for_long(engine: InlineWorker) -> None:
     gc.unfreeze()
     assert max(taken.values()) < 0.25, taken
     found = answers(engine)
-    assert {call for call, said in found.items() if isinstance(said, Done)} == {4, 5}
+    assert {call for call, said in found.items() if isinstance(said, Done)} == {4}
     assert all("was aborted" in str(found[call]) for call in (1, 2, 3))
     must_hold_nothing(engine)
 
