@@ -81,9 +81,7 @@ class Counters:
 
     def __add__(self: C, other: Counters) -> C:
         """Both together; ``other`` has at least this one's fields."""
-        total = replace(self)
-        total.add(other)
-        return total
+        return combined(type(self), (self, other))
 
     def __sub__(self: C, other: Counters) -> C:
         """Without what was counted in ``other``; a maximum stays."""
@@ -95,12 +93,6 @@ class Counters:
                 if not maximum
             },
         )
-
-    def add(self, other: Counters) -> None:
-        """Count what ``other`` has counted here too."""
-        for name, maximum in _rules(type(self)):
-            mine, its = getattr(self, name), getattr(other, name)
-            setattr(self, name, max(mine, its) if maximum else mine + its)
 
 
 @dataclass(slots=True)

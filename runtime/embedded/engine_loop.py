@@ -321,7 +321,7 @@ class EngineLoop:
             judging = self._judge.totals()
             searches = searches - judging + cost_of_judging(judging)
         if self._scorer is not None:
-            searches.add(self._scorer.totals())
+            searches += self._scorer.totals()
         totals = EngineCounters.of(
             searches,
             verdicts=self._judge.verdicts if self._judge else 0,
