@@ -93,8 +93,8 @@ class DraftedEngine(SteppedEngine):
         answer = None
         while answer is None:
             for drawn in self.scheduler.step():
-                ruled = self._judge.rule(drawn)
-                answer = ruled.rewards if ruled else drawn.steps
+                rewards = self._judge.rule(drawn)
+                answer = drawn.steps if rewards is None else rewards
         seconds, busy = clock() - start, self._target.seconds - busy
         part.seconds += seconds
         part.busy += busy

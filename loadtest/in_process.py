@@ -203,7 +203,7 @@ class InProcess(SteppedEngine):
         """The reward model's passes until nothing is left to read; rewards by call."""
         found: dict[int, list[float]] = {}
         while self.scorer.busy:
-            found |= {scored.call: scored.rewards for scored in self.scorer.step()}
+            found |= dict(self.scorer.step())
         return found
 
     def kv_moved(self, tree: str) -> KvMoved | None:

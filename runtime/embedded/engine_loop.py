@@ -140,14 +140,11 @@ class EngineLoop:
             return False
         if self._scheduler.busy:
             self._decode()
-        if self._scorer is not None and self._scorer.busy:
-            for scored in self._scorer.step():
-                self._answer(scored.call, scored.rewards)
-            self._fail_calls(self._scorer.errors)
-        if self._embedder is not None and self._embedder.busy:
-            for embedded in self._embedder.step():
-                self._answer(embedded.id, embedded.vectors)
-            self._fail_calls(self._embedder.errors)
+        for part in (self._scorer, self._embedder):
+            if part is not None and part.busy:
+                for call, found in part.step():
+                    self._answer(call, found)
+                self._fail_calls(part.errors)
         if time.monotonic() - self._reported > REPORT_SECONDS:  # calls take long
             self._send(self._usage())
         return True
@@ -168,9 +165,9 @@ class EngineLoop:
 
     def _answer_round(self, result: ExpandResult) -> None:
         """Answer a finished round, or with what it comes to if it was the judge's."""
-        scored = self._judge.rule(result) if self._judge else None
-        if scored is not None:
-            self._answer(result.call, scored.rewards)
+        rewards = self._judge.rule(result) if self._judge else None
+        if rewards is not None:
+            self._answer(result.call, rewards)
         else:
             self._send(Done(result.call, result.steps, self._usage(), result.tree, result.moved))
 

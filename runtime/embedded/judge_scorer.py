@@ -9,7 +9,6 @@ from collections.abc import Sequence
 
 from runtime.accounting import total_of
 from runtime.embedded.options import EngineOptions
-from runtime.embedded.reward_scorer import ScoreResult
 from runtime.embedded.scheduler import Scheduler
 from runtime.embedded.sequence import ExpandResult
 from runtime.judge import Judge
@@ -50,7 +49,7 @@ class JudgeScorer:
             raise PrefixTooLong(f"judge: {error}") from None
         self._calls[call_id] = tree, [branch.node for branch in branches]
 
-    def rule(self, result: ExpandResult) -> ScoreResult | None:
+    def rule(self, result: ExpandResult) -> list[float] | None:
         """The rewards that a finished call comes to; None for a call that is not the judge's."""
         asked = self._calls.pop(result.call, None)
         if asked is None:
@@ -62,7 +61,7 @@ class JudgeScorer:
         counters = self._scheduler.searches[tree + _JUDGED].counters
         counters.unparsed_verdicts += sum(judgement.unparsed for judgement in ruled)
         self.verdicts += len(texts)
-        return ScoreResult(result.call, [judgement.reward for judgement in ruled])
+        return [judgement.reward for judgement in ruled]
 
     def _votes(self, question: str, trajectory: Trajectory) -> list[Branch]:
         """A branch for each vote. Its prompt lives as long as the node, the verdict has a name

@@ -52,14 +52,6 @@ class ScoreSequence(TokenSequence):
         self.ahead: np.ndarray | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ScoreResult:
-    """A finished call and its rewards in [0, 1], unrounded."""
-
-    call: int
-    rewards: list[float]
-
-
 class RewardScorer:
     """The trajectories of all searches on their way through one reward model."""
 
@@ -139,8 +131,9 @@ class RewardScorer:
         self._calls[call_id] = call
         self._settle(call)
 
-    def step(self) -> list[ScoreResult]:
-        """One iteration: admit, run one forward pass, read; the calls that are finished."""
+    def step(self) -> list[tuple[int, list[float]]]:
+        """One iteration: admit, run one forward pass, read; the calls that are finished, each with
+        its rewards in [0, 1], unrounded."""
         self._admit()
         for sequence in self.batch.schedule():
             assert isinstance(sequence, ScoreSequence), (
@@ -158,9 +151,7 @@ class RewardScorer:
             self.batch.publish(sequence)
         finished = [call for call in self._finished if call.tree not in self.errors]
         self._finished = [call for call in self._finished if call.tree in self.errors]
-        return [
-            ScoreResult(c.id, [self._rewards[c.tree][key] for key in c.paths]) for c in finished
-        ]
+        return [(c.id, [self._rewards[c.tree][key] for key in c.paths]) for c in finished]
 
     def hint(self, tree: str, hint: Hint) -> None:
         """Free what the search has pruned."""

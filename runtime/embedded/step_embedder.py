@@ -55,8 +55,9 @@ class StepEmbedder:
         """Take on a call."""
         self._calls.append(EmbedCall(call_id, tree, steps))
 
-    def step(self) -> list[EmbedCall]:
-        """One iteration: embed a piece of the oldest call; that call if it is finished."""
+    def step(self) -> list[tuple[int, list[Vector]]]:
+        """One iteration: embed a piece of the oldest call; that call and its vectors if it is
+        finished."""
         call = self._calls[0]
         piece = _piece(call.steps[len(call.vectors) :])
         done = []
@@ -65,7 +66,7 @@ class StepEmbedder:
             self._charge(call.tree, piece)
             if len(call.vectors) < len(call.steps):
                 return []
-            done = [call]
+            done = [(call.id, call.vectors)]
         del self._calls[0]
         return done
 

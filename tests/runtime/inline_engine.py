@@ -127,8 +127,8 @@ class InlineEngine:
                 for drawn in self.policy.step():
                     self._settle(drawn.call, drawn.steps)
             if self.prm.busy:
-                for scored in self.prm.step():
-                    self._settle(scored.call, scored.rewards)
+                for call, rewards in self.prm.step():
+                    self._settle(call, rewards)
             await asyncio.sleep(0)
             await asyncio.sleep(0)
 

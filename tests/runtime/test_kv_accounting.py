@@ -53,8 +53,8 @@ class RandomSearches:
                 self.start()
             for drawn in self.policy.step():
                 self.score(self.of_call.pop(drawn.call), drawn.steps)
-            for scored in self.prm.step():
-                self.go_on(self.of_call.pop(scored.call))
+            for call, _ in self.prm.step():
+                self.go_on(self.of_call.pop(call))
             if self.draw.random() < 0.1:
                 self.policy.cache.check()
                 self.prm.cache.check()

@@ -272,9 +272,9 @@ def rewards_of(
     """The rewards of these trajectories."""
     scorer.score(call, tree, PROMPT, QUESTION, paths)
     while scorer.busy and tree not in scorer.errors:
-        for scored in scorer.step():
-            assert scored.call == call
-            return scored.rewards
+        for done, rewards in scorer.step():
+            assert done == call
+            return rewards
     raise AssertionError("no answer came")
 
 

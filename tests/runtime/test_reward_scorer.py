@@ -28,7 +28,7 @@ def finish(engine: RewardScorer) -> dict[int, list[float]]:
     """Step until nothing is left to read; the calls' rewards."""
     answers: dict[int, list[float]] = {}
     while engine.busy:
-        answers |= {scored.call: scored.rewards for scored in engine.step()}
+        answers |= dict(engine.step())
     return answers
 
 
@@ -122,7 +122,7 @@ def test_abort_frees_and_others_go_on(iterations: int) -> None:
     one, two = random_trajectories(1)[0], random_trajectories(2)[0]
     engine.score(1, "oak", PROMPT, "", one)
     engine.score(2, "elm", PROMPT, "", two)
-    answers = {s.call: s.rewards for _ in range(iterations) for s in engine.step()}
+    answers = dict(done for _ in range(iterations) for done in engine.step())
     assert 1 in answers or engine.abort("oak") == [1]
     engine.release("oak")
     assert engine.cache.tokens_of("oak") == 0
@@ -152,7 +152,7 @@ def test_a_step_ahead_is_scored_in_the_pass_of_the_one_before() -> None:
     two = Trajectory(9, (first, second), ("", ""))
     engine, model = scorer()
     engine.score(1, "oak", PROMPT, "", [one], {1: two})
-    assert [scored.rewards for scored in engine.step()] == [[from_scratch(one)]]
+    assert [rewards for _, rewards in engine.step()] == [[from_scratch(one)]]
     rows = model.rows
     engine.score(2, "oak", PROMPT, "", [two])
     assert finish(engine) == {2: [from_scratch(two)]}
