@@ -13,6 +13,7 @@ from pydantic import WithJsonSchema
 from runtime.json_schemas import SchemaRefused, must_compile
 from search.engine import Capabilities
 from server.api_errors import bad_value, echo, unsupported
+from server.body_schemas import STRING, of_type
 
 if TYPE_CHECKING:
     from server.request_models import GenerationRequest
@@ -20,34 +21,11 @@ if TYPE_CHECKING:
 MOST_REMEMBERED = 256
 """Schemas that are known to compile."""
 ANY_OBJECT = {"type": "object"}
-_NAMED = {
-    "type": "object",
-    "properties": {
-        "name": {"type": "string"},
-        "schema": {"type": "object"},
-        "strict": {"type": ["boolean", "null"]},
-    },
-    "required": ["schema"],
-}
-
-
-def _of_type(kind: str, properties: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """What the document says of one kind of format."""
-    own = {"type": {"const": kind}, **(properties or {})}
-    return {"type": "object", "properties": own, "required": [*own]}
-
-
-_FORMATS = [_of_type("text"), _of_type("json_object")]
-_FORMAT_SCHEMA = {
-    "anyOf": [{"type": "null"}, *_FORMATS, _of_type("json_schema", {"json_schema": _NAMED})]
-}
-TEXT_FORMAT_SCHEMA = {
-    "anyOf": [
-        {"type": "null"},
-        *_FORMATS,
-        {**_NAMED, **_of_type("json_schema", _NAMED["properties"])},
-    ]
-}
+_NAMED = {"name": STRING, "schema": {"type": "object"}, "strict": {"type": ["boolean", "null"]}}
+_WRAPPED = {"type": "object", "properties": _NAMED, "required": ["schema"]}
+_FORMATS = [{"type": "null"}, of_type("text"), of_type("json_object")]
+_FORMAT_SCHEMA = {"anyOf": [*_FORMATS, of_type("json_schema", json_schema=_WRAPPED)]}
+TEXT_FORMAT_SCHEMA = {"anyOf": [*_FORMATS, of_type("json_schema", **_NAMED)]}
 """Of ``/v1/responses``, which names the schema beside the type."""
 _OUTPUTS_SCHEMA = {
     "type": ["object", "null"],

@@ -32,8 +32,9 @@ from search.spec import (
     logits_params_of,
 )
 from server.api_errors import ApiError, bad_value, echo, unsupported
+from server.body_schemas import STRING, object_of, of_type, one_spelling_of
 from server.reply_schema import GuidedJson, ResponseFormat, StructuredOutputs
-from server.tool_requests import CHOICE_SCHEMA, TOOLS_SCHEMA
+from server.tool_requests import FUNCTION_SCHEMA, choice_schema, tools_schema
 from server.unsupported_parameters import CHAT, HARMLESS, TEXT, Neutral, asks_nothing
 
 log = logging.getLogger("hedgerow.requests")
@@ -62,19 +63,17 @@ def _or_null(kind: Any) -> dict[str, Any]:
     return _schema(kind | None)
 
 
-_TEXT_PART = {
-    "type": "object",
-    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
-    "required": ["type", "text"],
-}
+_TEXT_PART = of_type("text", text=STRING)
 _CONTENT_SCHEMA = _or_null(str | list[Annotated[Any, WithJsonSchema(_TEXT_PART)]])
-_CALLED = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
-_CALL = {"type": "object", "properties": {"function": _CALLED}, "required": ["function"]}
+_CALLED = object_of(name=STRING)
+_CALL = object_of(function=_CALLED)
 _CALLS_SCHEMA = _or_null(list[Annotated[Any, WithJsonSchema(_CALL)]])
 _Stop = Annotated[str, Field(min_length=1, max_length=LONGEST_STOP)]
 _STOP_SCHEMA = _or_null(_Stop | Annotated[list[_Stop], Field(max_length=MOST_STOPS)])
 _Prompt = Annotated[str, Field(min_length=1)]
 _Ids = Annotated[list[Annotated[int, Field(ge=0, le=MOST)]], Field(min_length=1)]
+_TOOLS_SCHEMA = tools_schema(of_type("function", function=FUNCTION_SCHEMA))
+_CHOICE_SCHEMA = choice_schema(of_type("function", function=_CALLED))
 _PROMPT_SCHEMA = _schema(_Prompt | _Ids | Annotated[list[_Prompt | _Ids], Field(min_length=1)])
 
 
@@ -222,8 +221,8 @@ class ChatRequest(GenerationRequest):
     """``POST /v1/chat/completions``."""
 
     messages: Messages
-    tools: Annotated[Any, WithJsonSchema(TOOLS_SCHEMA)] = None
-    tool_choice: Annotated[Any, WithJsonSchema(CHOICE_SCHEMA)] = None
+    tools: Annotated[Any, WithJsonSchema(_TOOLS_SCHEMA)] = None
+    tool_choice: Annotated[Any, WithJsonSchema(_CHOICE_SCHEMA)] = None
     parallel_tool_calls: StrictBool | None = None
     max_completion_tokens: Count | None = Field(default=None, description="wins")
     reasoning_effort: Effort | None = Field(default=None, description="wins over reasoning")
@@ -249,21 +248,12 @@ class TextRequest(GenerationRequest):
     echo: StrictBool | None = Field(default=None, description="the prompt before each reply")
 
 
-_QUESTION_OR_MESSAGES: dict[str, Any] = {
-    "oneOf": [
-        {
-            "required": [required],
-            "properties": {required: {"not": {"type": "null"}}, other: {"type": "null"}},
-        }
-        for required, other in (("question", "messages"), ("messages", "question"))
-    ]
-}
-
-
 class SearchRequest(BaseModel):
     """``POST /v1/search``: a question or whole messages, and how to search."""
 
-    model_config = ConfigDict(extra="forbid", json_schema_extra=_QUESTION_OR_MESSAGES)
+    model_config = ConfigDict(
+        extra="forbid", json_schema_extra=one_spelling_of(["question"], ["messages"])
+    )
 
     model: str | None = None
     question: str | None = Field(default=None, min_length=1)

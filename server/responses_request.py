@@ -9,6 +9,7 @@ from pydantic import ConfigDict, Field, StrictBool, WithJsonSchema, model_valida
 
 from search.engine import LOGITS_PARAMS
 from server.api_errors import ApiError, bad_value, echo, unsupported
+from server.body_schemas import STRING, object_of, of_type
 from server.reply_schema import TEXT_FORMAT_SCHEMA
 from server.request_models import (
     MOST_MESSAGES,
@@ -31,7 +32,7 @@ from server.responses_tools import (
     result_of,
     with_calls_joined,
 )
-from server.tool_requests import FUNCTION_SCHEMA, MOST_TOOLS
+from server.tool_requests import FUNCTION_SCHEMA, choice_schema, tools_schema
 from server.unsupported_parameters import RESPONSES
 
 Included = Literal["message.output_text.logprobs", "reasoning.encrypted_content"]
@@ -46,12 +47,8 @@ NAMES = {
     "response_format": "text.format",
 }
 """A chat's fields, as they are called here."""
-_PART_SCHEMA = {
-    "type": "object",
-    "properties": {"type": {"enum": list(TEXT_PARTS)}, "text": {"type": "string"}},
-    "required": ["type", "text"],
-}
-_CONTENT_SCHEMA = {"anyOf": [{"type": "string"}, {"type": "array", "items": _PART_SCHEMA}]}
+_PART_SCHEMA = object_of(type={"enum": list(TEXT_PARTS)}, text=STRING)
+_CONTENT_SCHEMA = {"anyOf": [STRING, {"type": "array", "items": _PART_SCHEMA}]}
 _MESSAGE_SCHEMA = {
     "type": "object",
     "properties": {
@@ -61,47 +58,18 @@ _MESSAGE_SCHEMA = {
     },
     "required": ["role", "content"],
 }
-_CALL_SCHEMA = {
-    "type": "object",
-    "properties": {"type": {"const": "function_call"}}
-    | {name: {"type": "string"} for name in ("call_id", "name", "arguments")},
-    "required": ["type", "call_id", "name", "arguments"],
-}
-_RESULT_SCHEMA = {
-    "type": "object",
-    "properties": {
-        "type": {"const": "function_call_output"},
-        "call_id": {"type": "string"},
-        "output": _CONTENT_SCHEMA,
-    },
-    "required": ["type", "call_id", "output"],
-}
+_CALL_SCHEMA = of_type("function_call", call_id=STRING, name=STRING, arguments=STRING)
+_RESULT_SCHEMA = of_type("function_call_output", call_id=STRING, output=_CONTENT_SCHEMA)
 _ITEM_SCHEMA = {"anyOf": [_MESSAGE_SCHEMA, _CALL_SCHEMA, _RESULT_SCHEMA]}
 _INPUT_SCHEMA = {
     "anyOf": [
-        {"type": "string", "minLength": 1},
+        {**STRING, "minLength": 1},
         {"type": "array", "minItems": 1, "maxItems": MOST_MESSAGES, "items": _ITEM_SCHEMA},
     ]
 }
-TOOLS_SCHEMA = {
-    "type": ["array", "null"],
-    "maxItems": MOST_TOOLS,
-    "items": {
-        **FUNCTION_SCHEMA,
-        "properties": {"type": {"const": "function"}, **FUNCTION_SCHEMA["properties"]},
-        "required": ["type", "name"],
-    },
-}
-CHOICE_SCHEMA = {
-    "anyOf": [
-        {"enum": ["none", "auto", "required", None]},
-        {
-            "type": "object",
-            "properties": {"type": {"const": "function"}, "name": {"type": "string"}},
-            "required": ["type", "name"],
-        },
-    ]
-}
+_TOOL_SCHEMA = of_type("function", **FUNCTION_SCHEMA["properties"]) | {"required": ["type", "name"]}
+_TOOLS_SCHEMA = tools_schema(_TOOL_SCHEMA)
+_CHOICE_SCHEMA = choice_schema(of_type("function", name=STRING))
 _TEXT_SCHEMA = {
     "type": ["object", "null"],
     "properties": {"format": TEXT_FORMAT_SCHEMA, "verbosity": {"const": "medium"}},
@@ -128,8 +96,8 @@ class ResponsesRequest(SamplingParameters):
     top_logprobs: TopLogprobs | None = None
     include: list[Included] | None = Field(default=None, max_length=16)
     reasoning: ReasoningAsked | None = None
-    tools: Annotated[Any, WithJsonSchema(TOOLS_SCHEMA)] = None
-    tool_choice: Annotated[Any, WithJsonSchema(CHOICE_SCHEMA)] = None
+    tools: Annotated[Any, WithJsonSchema(_TOOLS_SCHEMA)] = None
+    tool_choice: Annotated[Any, WithJsonSchema(_CHOICE_SCHEMA)] = None
     parallel_tool_calls: StrictBool | None = None
     text: Annotated[Any, WithJsonSchema(_TEXT_SCHEMA)] = None
     seed: Seed | None = Field(default=None, description="taken modulo 2**63")

@@ -12,7 +12,7 @@ import time
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
@@ -21,6 +21,7 @@ from search.engine import PrefixTooLong
 from search.problem import Problem
 from server.api_errors import ApiError, bad_value
 from server.api_keys import ApiKey
+from server.body_schemas import one_spelling_of
 from server.prompts import build_prompt, plain_messages
 from server.request_models import (
     Count,
@@ -46,21 +47,6 @@ Steps = Annotated[list[Words], Field(min_length=1, max_length=MOST_STEPS, fail_f
 Texts = Words | Annotated[list[Words], Field(min_length=1, max_length=MOST_ITEMS, fail_fast=True)]
 
 
-def _one_of(*spellings: Sequence[str]) -> dict[str, Any]:
-    """A schema of objects that have the fields of exactly one spelling, and none of another's."""
-    names = {name for spelling in spellings for name in spelling}
-    return {
-        "oneOf": [
-            {
-                "required": list(spelling),
-                "properties": {name: {"not": {"type": "null"}} for name in spelling}
-                | {name: {"type": "null"} for name in sorted(names - set(spelling))},
-            }
-            for spelling in spellings
-        ]
-    }
-
-
 def _must_be_one_of(sent: BaseModel, *spellings: Sequence[str]) -> None:
     """Raises ValueError naming what goes together."""
     names = {name for spelling in spellings for name in spelling}
@@ -77,7 +63,9 @@ MANY, PAIRS = ("items",), ("text_1", "text_2")
 class ScoreItem(BaseModel):
     """A question or a conversation, and the steps of a reply to it."""
 
-    model_config = ConfigDict(extra="forbid", json_schema_extra=_one_of(BY_QUESTION, BY_MESSAGES))
+    model_config = ConfigDict(
+        extra="forbid", json_schema_extra=one_spelling_of(BY_QUESTION, BY_MESSAGES)
+    )
 
     question: Words | None = None
     messages: Messages | None = None
@@ -96,7 +84,7 @@ SPELLINGS = (BY_QUESTION, BY_MESSAGES, MANY, PAIRS)
 class ScoreRequest(BaseModel):
     """``POST /v1/score``, in one of its spellings."""
 
-    model_config = ConfigDict(extra="allow", json_schema_extra=_one_of(*SPELLINGS))
+    model_config = ConfigDict(extra="allow", json_schema_extra=one_spelling_of(*SPELLINGS))
 
     model: str | None = None
     question: Words | None = None

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from runtime.tool_template import ToolTemplate
 from server.api_errors import ApiError, bad_value, echo, unsupported
+from server.body_schemas import STRING, object_of
 from server.reply_schema import AskedSchema
 from server.tool_calls import CallReader
 
@@ -22,7 +23,7 @@ NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 FUNCTION_SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {
-        "name": {"type": "string", "pattern": f"^{NAME.pattern}$"},
+        "name": {**STRING, "pattern": f"^{NAME.pattern}$"},
         "description": {"type": ["string", "null"]},
         "parameters": {
             "type": ["object", "null"],
@@ -31,32 +32,18 @@ FUNCTION_SCHEMA: dict[str, Any] = {
     },
     "required": ["name"],
 }
-TOOLS_SCHEMA = {
-    "type": ["array", "null"],
-    "maxItems": MOST_TOOLS,
-    "items": {
-        "type": "object",
-        "properties": {"type": {"const": "function"}, "function": FUNCTION_SCHEMA},
-        "required": ["type", "function"],
-    },
-}
-CHOICE_SCHEMA = {
-    "anyOf": [
-        {"enum": ["none", "auto", "required", None]},
-        {
-            "type": "object",
-            "properties": {
-                "type": {"const": "function"},
-                "function": {
-                    "type": "object",
-                    "properties": {"name": {"type": "string"}},
-                    "required": ["name"],
-                },
-            },
-            "required": ["type", "function"],
-        },
-    ]
-}
+
+
+def tools_schema(tool: dict[str, Any]) -> dict[str, Any]:
+    """Of a list of tools that look like this."""
+    return {"type": ["array", "null"], "maxItems": MOST_TOOLS, "items": tool}
+
+
+def choice_schema(named: dict[str, Any]) -> dict[str, Any]:
+    """Of a choice among tools, one of which is named like this."""
+    return {"anyOf": [{"enum": ["none", "auto", "required", None]}, named]}
+
+
 ANYTHING: Mapping[str, Any] = {"type": "object", "properties": {}}
 """The arguments of a tool that does not say which it takes."""
 
@@ -199,15 +186,8 @@ def _one_of(tools: Any) -> dict[str, Any]:
     own, which its references point into."""
     places = [f"tool{i}" for i in range(len(tools))]
     calls = [
-        {
-            "type": "object",
-            "properties": {
-                "name": {"const": tool["function"]["name"]},
-                "arguments": {"$ref": f"#/$defs/{place}"},
-            },
-            "required": ["name", "arguments"],
-            "additionalProperties": False,
-        }
+        object_of(name={"const": tool["function"]["name"]}, arguments={"$ref": f"#/$defs/{place}"})
+        | {"additionalProperties": False}
         for place, tool in zip(places, tools, strict=True)
     ]
     own = {
