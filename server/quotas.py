@@ -75,28 +75,15 @@ class Quotas:
     ) -> Iterator[ReplyTokens]:
         """Books what a reply comes to, also if it fails or its client leaves midway.
 
-        One that has drawn nothing costs nothing. ``request``: it is one, and no further part of one
-        that is booked already.
+        One that has drawn nothing, and read nothing beyond its ``prompt`` tokens, costs nothing.
+        ``request``: it is one, and no further part of one that is booked already.
         """
         spent = ReplyTokens(prompt)
         try:
             yield spent
         finally:
-            if spent.completion:
+            if spent.completion or spent.prompt > prompt:
                 self._book(key, spent, searched, request)
-
-    @contextmanager
-    def booking_scores(self, key: ApiKey) -> Iterator[ReplyTokens]:
-        """Books what was scored, also if it fails or its client leaves midway.
-
-        What is read is a prompt's; a search's reading by a reward model costs its key nothing.
-        """
-        spent = ReplyTokens(0)
-        try:
-            yield spent
-        finally:
-            if spent.prompt:
-                self._book(key, spent, searched=False)
 
     def account(self, name: str) -> dict[str, Any]:
         """One key's sums under its name."""
@@ -106,7 +93,7 @@ class Quotas:
         """Every key's sums."""
         return [self.account(name) for name in self._accounts]
 
-    def _book(self, key: ApiKey, spent: ReplyTokens, searched: bool, request: bool = True) -> None:
+    def _book(self, key: ApiKey, spent: ReplyTokens, searched: bool, request: bool) -> None:
         account = self._account(key.name)
         account.requests += request
         account.searches += searched

@@ -32,9 +32,10 @@ def score_routes(service: Service) -> APIRouter:
 
 
 async def _score(parsed: ParsedScore, service: Service, slot: QueueSlot) -> dict[str, Any]:
-    """The whole response, when it is its turn; what is read is booked as it is read."""
+    """The whole response, when it is its turn. What is read is booked as a prompt's, as it is read;
+    a search's reading by a reward model costs its key nothing."""
     seconds = await seconds_after_turn(slot, parsed.seconds)
-    with service.quotas.booking_scores(parsed.key) as spent:
+    with service.quotas.booking(parsed.key, 0, searched=False) as spent:
 
         def on_scored(tokens: int) -> None:
             spent.prompt += tokens
