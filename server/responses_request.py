@@ -28,7 +28,6 @@ from server.responses_tools import (
     call_of,
     chat_choice,
     chat_tools,
-    renamed_tools,
     result_of,
     with_calls_joined,
 )
@@ -216,15 +215,19 @@ def _format_of(text: Any) -> Any:
 
 
 def renamed(error: ApiError, request: ResponsesRequest) -> ApiError:
-    """A chat's error, its field called as it is in this request."""
+    """A chat's error, its field called as it is in this request: a tool's parts have no
+    ``function`` around them here."""
     name = error.param or ""
     items = _items_of_messages(request) if name.startswith("messages[") else []
     own = {f"messages[{i}]": item for i, item in enumerate(items)} | NAMES
     stem = next(
         (one for one in own if name == one or name.startswith((f"{one}[", f"{one}."))), None
     )
-    if stem is None:
-        return renamed_tools(error)
-    param = own[stem] + name.removeprefix(stem)
+    if stem is not None:
+        param = own[stem] + name.removeprefix(stem)
+    elif name.startswith(("tools", "tool_choice")):
+        param = name.replace(".function", "", 1)
+    else:
+        return error
     message = str(error.detail).replace(name, param, 1)
     return ApiError(error.status_code, error.code, message, param=param, headers=error.headers)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from server.api_errors import ApiError, bad_value, echo
+from server.api_errors import bad_value, echo
 
 Json = dict[str, Any]
 FUNCTION_PARTS = ("name", "description", "parameters", "strict")
@@ -62,13 +62,3 @@ def with_calls_joined(messages: list[Json]) -> list[Json]:
 def _must_be_text(item: Mapping[str, Any], part: str, name: str) -> None:
     if not isinstance(item.get(part), str):
         raise bad_value(f"{name}.{part}", f"must be text, got {echo(item.get(part))}")
-
-
-def renamed_tools(error: ApiError) -> ApiError:
-    """A chat's error about tools, whose parts have no ``function`` around them here."""
-    name = error.param or ""
-    if not name.startswith(("tools", "tool_choice")):
-        return error
-    param = name.replace(".function", "", 1)
-    message = str(error.detail).replace(name, param, 1)
-    return ApiError(error.status_code, error.code, message, param=param, headers=error.headers)
