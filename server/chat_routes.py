@@ -82,24 +82,32 @@ async def _answer(
 async def reply_in_turn(
     parsed: ParsedRequest, service: Service, slot: QueueSlot, tell: Tell | None
 ) -> CompletedReply:
-    """What was asked for, when it is its turn; ``tell`` hears of it as it grows."""
+    """What was asked for, when it is its turn; ``tell`` hears of it as it grows. A search under a
+    schema leaves some of its time to write down what it has reasoned."""
     if parsed.spec is None:
         return await _draw(parsed, service, slot, tell)
-    if parsed.written is not None:
-        return await _search_and_write(parsed, service, slot, tell)
+    until = time.monotonic() + parsed.seconds
     progress = Progress() if parsed.include_reasoning else None
+    searching, recorder = parsed, None
+    if parsed.written is not None:
+        searching = replace(parsed, seconds=parsed.seconds * (1 - TIME_TO_WRITE))
+    elif parsed.logprobs is not None:
+        recorder = LogprobRecorder(service.runner.engine, parsed.logprobs)
     if progress is not None:
         listen = _rounds(progress, tell)
     else:
-        listen = (lambda _: None) if tell is None else _certain(parsed, parsed.spec, tell)
-    recorder = None
-    if parsed.logprobs is not None:
-        recorder = LogprobRecorder(service.runner.engine, parsed.logprobs)
-    outcome = await search_in_turn(parsed, service, slot, listen, recorder)
+        hears = None if parsed.written is not None else tell
+        listen = (lambda _: None) if hears is None else _certain(parsed, parsed.spec, hears)
+    outcome = await search_in_turn(searching, service, slot, listen, recorder)
     if service.trees.wanted:
         await service.log_tree(search_document(parsed, outcome, service.fingerprint))
-    logprobs = searched_logprobs(parsed, outcome, recorder, service.text) if recorder else ()
-    return CompletedReply(parsed, outcome, progress.text if progress else "", logprobs)
+    logprobs, written = (), None
+    if recorder is not None:
+        logprobs = searched_logprobs(parsed, outcome, recorder, service.text)
+    if parsed.written is not None:
+        seconds = max(0.0, until - time.monotonic())
+        written = await write(parsed, outcome, service, seconds=seconds, tell=tell)
+    return CompletedReply(parsed, outcome, progress.text if progress else "", logprobs, written)
 
 
 async def _draw(
@@ -118,22 +126,6 @@ async def _draw(
             tell=tell,
         )
         return CompletedReply(parsed, drawn.replies, logprobs=drawn.logprobs)
-
-
-async def _search_and_write(
-    parsed: ParsedRequest, service: Service, slot: QueueSlot, tell: Tell | None
-) -> CompletedReply:
-    """A search, and what it has reasoned under the request's schema."""
-    until = time.monotonic() + parsed.seconds
-    progress = Progress() if parsed.include_reasoning else None
-    listen = _rounds(progress, tell) if progress else lambda _: None
-    searching = replace(parsed, seconds=parsed.seconds * (1 - TIME_TO_WRITE))
-    outcome = await search_in_turn(searching, service, slot, listen)
-    if service.trees.wanted:
-        await service.log_tree(search_document(parsed, outcome, service.fingerprint))
-    seconds = max(0.0, until - time.monotonic())
-    written = await write(parsed, outcome, service, seconds=seconds, tell=tell)
-    return CompletedReply(parsed, outcome, progress.text if progress else "", written=written)
 
 
 async def search_in_turn(

@@ -24,13 +24,7 @@ from server.request_models import (
     TopP,
     only_names_of_unread,
 )
-from server.responses_tools import (
-    call_of,
-    chat_choice,
-    chat_tools,
-    result_of,
-    with_calls_joined,
-)
+from server.responses_tools import call_of, chat_choice, chat_tools, result_of, with_calls_joined
 from server.tool_requests import FUNCTION_SCHEMA, choice_schema, tools_schema
 from server.unsupported_parameters import RESPONSES
 
