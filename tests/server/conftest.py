@@ -127,12 +127,15 @@ def app(settings: Settings, engine: ScriptedEngine) -> FastAPI:
     return create_app(create_service(settings, engine, PlainText()))
 
 
+def client_over(app: FastAPI) -> httpx2.AsyncClient:
+    """A client of the app without sockets."""
+    return httpx2.AsyncClient(transport=httpx2.ASGITransport(app=app), base_url=BASE, timeout=60)
+
+
 @pytest.fixture
 async def http(app: FastAPI) -> AsyncIterator[httpx2.AsyncClient]:
     """A plain HTTP client without sockets."""
-    async with httpx2.AsyncClient(
-        transport=httpx2.ASGITransport(app=app), base_url=BASE, timeout=30
-    ) as client:
+    async with client_over(app) as client:
         yield client
 
 

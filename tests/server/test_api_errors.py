@@ -20,7 +20,7 @@ from server.request_models import ChatRequest
 from server.service import create_service
 from server.settings import Settings
 from tests.search.scripted_engine import ScriptedEngine
-from tests.server.conftest import BASE, PlainText, question
+from tests.server.conftest import PlainText, client_over, question
 
 CHAT = "/v1/chat/completions"
 GOOD: dict[str, Any] = {"model": "sprig", "messages": question()}
@@ -170,8 +170,7 @@ def test_no_body_makes_a_server_error(body: dict[str, Any]) -> None:
 
     async def send() -> httpx2.Response:
         service = create_service(Settings(), ScriptedEngine(), PlainText())
-        transport = httpx2.ASGITransport(app=create_app(service))
-        async with httpx2.AsyncClient(transport=transport, base_url=BASE) as client:
+        async with client_over(create_app(service)) as client:
             return await client.post(
                 CHAT,
                 content=json.dumps(GOOD | body).encode(),

@@ -14,7 +14,7 @@ from server.app import create_app
 from server.service import create_service
 from server.settings import Settings, SettingsError
 from tests.search.scripted_engine import ScriptedEngine
-from tests.server.conftest import BASE, PlainText
+from tests.server.conftest import PlainText, client_over
 
 TUNED = """
 policy_model = "sprig"
@@ -48,8 +48,7 @@ def app_of(tmp_path: Path, text: str | None, engine: ScriptedEngine, **changes: 
 
 async def asked(app: FastAPI, path: str, body: dict[str, Any]) -> httpx2.Response:
     """A reply to a question with a seed."""
-    transport = httpx2.ASGITransport(app=app)
-    async with httpx2.AsyncClient(transport=transport, base_url=BASE) as client:
+    async with client_over(app) as client:
         return await client.post(path, json=body)
 
 

@@ -15,7 +15,7 @@ from server.assemble import further_models
 from server.service import add_model, create_service
 from server.settings import Settings, SettingsError
 from tests.search.scripted_engine import ScriptedEngine
-from tests.server.conftest import BASE, PlainText, question
+from tests.server.conftest import PlainText, client_over, question
 
 CHAT = "/v1/chat/completions"
 
@@ -31,8 +31,7 @@ async def two(engine: ScriptedEngine, oak: ScriptedEngine) -> AsyncIterator[http
     """A client of a server with the models sprig and oak."""
     service = create_service(Settings(), engine, PlainText())
     add_model(service, Settings(model="oak", step_tokens=64), oak, PlainText())
-    transport = httpx2.ASGITransport(app=create_app(service))
-    async with httpx2.AsyncClient(transport=transport, base_url=BASE, timeout=30) as client:
+    async with client_over(create_app(service)) as client:
         yield client
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import httpx2
 import pytest
 
 from runtime.profiles import PROFILES
@@ -14,7 +13,7 @@ from server.prompts import under_profile
 from server.service import create_service
 from server.settings import Settings
 from tests.search.scripted_engine import ScriptedEngine
-from tests.server.conftest import BASE, PlainText, question
+from tests.server.conftest import PlainText, client_over, question
 
 SYSTEM = {"role": "system", "content": "Be brief."}
 
@@ -47,8 +46,7 @@ async def test_a_search_is_asked_to_work_in_steps(
     """A plain reply is what any other server of the model would give."""
     text = Recording()
     service = create_service(Settings(profile=profile), ScriptedEngine(), text)
-    transport = httpx2.ASGITransport(app=create_app(service))
-    async with httpx2.AsyncClient(transport=transport, base_url=BASE, timeout=30) as client:
+    async with client_over(create_app(service)) as client:
         answer = await client.post(path, json={"model": "sprig", "messages": question()} | more)
     assert answer.status_code == 200, answer.text
     assert roles in text.seen

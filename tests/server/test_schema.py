@@ -33,7 +33,7 @@ from server.app import create_app
 from server.service import create_service
 from server.settings import Settings
 from tests.search.scripted_engine import ScriptedEngine
-from tests.server.conftest import BASE, PlainText
+from tests.server.conftest import PlainText, client_over
 
 AT_LENGTH = "SCHEMA_EXAMPLES" in os.environ
 EXAMPLES = int(os.environ.get("SCHEMA_EXAMPLES", "4"))
@@ -186,7 +186,6 @@ def test_monstrous_bodies_are_refused(path: str, body: bytes) -> None:
 
 async def post(path: str, body: bytes) -> httpx2.Response:
     """One request to a server of its own."""
-    transport = httpx2.ASGITransport(app=make_app())
-    async with httpx2.AsyncClient(transport=transport, base_url=BASE) as client:
+    async with client_over(make_app()) as client:
         headers = {"content-type": "application/json"}
         return await client.post(path, content=body, headers=headers)

@@ -22,7 +22,7 @@ from server.settings import Settings
 from tests.runtime import outcome_model
 from tests.runtime.test_reward_models import CASES, QUESTION, STEPS
 from tests.runtime.tiny_models import make_checkpoint
-from tests.server.conftest import BASE
+from tests.server.conftest import client_over
 
 SCORE = "/v1/score"
 WITHIN = 1e-4
@@ -39,8 +39,7 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def client_of(engine: Engine, policy: Path) -> AsyncIterator[httpx2.AsyncClient]:
     """Of a server over this engine."""
     app = create_app(create_service(Settings(profile="chat"), engine, Text(policy)))  # type: ignore[arg-type]
-    transport = httpx2.ASGITransport(app=app)
-    async with httpx2.AsyncClient(transport=transport, base_url=BASE, timeout=60) as client:
+    async with client_over(app) as client:
         yield client
 
 

@@ -6,7 +6,6 @@ import asyncio
 import gc
 import threading
 
-import httpx2
 import pytest
 
 from search.engine import PrefixTooLong
@@ -14,7 +13,7 @@ from server.app import create_app
 from server.service import LONG, Tokenizing, create_service
 from server.settings import Settings
 from tests.search.scripted_engine import ScriptedEngine
-from tests.server.conftest import BASE, PlainText, question
+from tests.server.conftest import PlainText, client_over, question
 
 
 class Copied(PlainText):
@@ -100,8 +99,7 @@ class Small(PlainText):
 async def test_what_cannot_fit_is_refused_by_name() -> None:
     """As a prompt that was tokenised and is too long."""
     app = create_app(create_service(Settings(), ScriptedEngine(), Small()))
-    transport = httpx2.ASGITransport(app=app)
-    async with httpx2.AsyncClient(transport=transport, base_url=BASE) as http:
+    async with client_over(app) as http:
         for path, field, body in (
             ("/v1/chat/completions", "messages", {"messages": question()}),
             ("/v1/completions", "prompt", {"prompt": "a"}),

@@ -17,7 +17,7 @@ from server.service import create_service
 from server.settings import Settings
 from server.written_reply import CONNECTION
 from tests.search.scripted_engine import ScriptedEngine, decode
-from tests.server.conftest import BASE, PlainText, question, saying
+from tests.server.conftest import PlainText, client_over, question, saying
 from tests.server.test_tool_calls import tagged
 
 ADD: Any = {
@@ -366,8 +366,7 @@ async def test_what_a_template_cannot_do_is_refused_by_name(
     monkeypatch.setattr(QwenText, "tool_template", template)
     service = create_service(Settings(), ScriptedEngine(), QwenText())  # type: ignore[arg-type]
     body = (ASKED if param == "tool_choice" else {"model": "sprig"}) | change
-    transport = httpx2.ASGITransport(app=create_app(service))
-    async with httpx2.AsyncClient(transport=transport, base_url=BASE) as http:
+    async with client_over(create_app(service)) as http:
         sent = await http.post("/v1/chat/completions", json=body)
     assert sent.status_code == 400
     error = sent.json()["error"]

@@ -26,7 +26,7 @@ from server.service import create_service
 from server.settings import Settings, SettingsError
 from server.tracing import Tracing
 from tests.search.scripted_engine import ScriptedEngine
-from tests.server.conftest import BASE, PlainText, question
+from tests.server.conftest import PlainText, client_over, question
 
 CHAT = "/v1/chat/completions"
 ETS = {"policy": "ets", "width": 4}
@@ -49,8 +49,7 @@ async def traced(
     """A client of a server whose spans are kept."""
     traces = Tracing(SimpleSpanProcessor(exporter), "sprig", "1.0")
     app = create_app(create_service(settings, engine, PlainText(), traces=traces))
-    transport = httpx2.ASGITransport(app=app)
-    async with httpx2.AsyncClient(transport=transport, base_url=BASE, timeout=30) as client:
+    async with client_over(app) as client:
         yield client
 
 
@@ -252,8 +251,7 @@ async def test_spans_are_sent_by_otlp(collector: Collector, engine: ScriptedEngi
     traces = traces_of(settings)
     assert traces is not None
     app = create_app(create_service(settings, engine, PlainText(), traces=traces))
-    transport = httpx2.ASGITransport(app=app)
-    async with httpx2.AsyncClient(transport=transport, base_url=BASE) as client:
+    async with client_over(app) as client:
         await client.post(CHAT, json=SEARCH)
     await traces.close()
     [resource] = collector.got.get(timeout=30).resource_spans

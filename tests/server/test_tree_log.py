@@ -9,7 +9,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import pytest
 
 from server.app import create_app
@@ -17,7 +16,7 @@ from server.service import create_service
 from server.settings import Settings
 from server.tree_log import MOST_WAITING, TreeLog
 from tests.search.scripted_engine import ScriptedEngine
-from tests.server.conftest import BASE, PlainText, question
+from tests.server.conftest import PlainText, client_over, question
 
 SEARCH = {"question": "a", "search": {"width": 2}}
 CHAT = {"model": "sprig", "messages": question(), "search": {"width": 2}}
@@ -28,8 +27,7 @@ async def test_a_full_disk_costs_no_answer(caplog: pytest.LogCaptureFixture) -> 
     do; it is counted each time and said once, and the file is closed without a word."""
     with TreeLog(Path("/dev/full")) as trees:
         service = create_service(Settings(), ScriptedEngine(), PlainText(), trees=trees)
-        transport = httpx2.ASGITransport(app=create_app(service))
-        async with httpx2.AsyncClient(transport=transport, base_url=BASE) as http:
+        async with client_over(create_app(service)) as http:
             done = await http.post("/v1/search", json=SEARCH)
             assert done.status_code == 200
             stream = await http.post("/v1/search", json=SEARCH | {"stream": True})
