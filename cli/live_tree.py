@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,6 @@ class Twig:
     state: str = "open"
     kept: int | None = None
     back: int = 0
-    children: list[int] = field(default_factory=list)
 
 
 class LiveTree:
@@ -135,7 +134,6 @@ class LiveTree:
             case "expanded":
                 text = " ".join(event["text"].split()) or "(empty)"
                 self._twigs[node] = Twig(event["parent"], text, len(event["tokens"]))
-                self._twigs[event["parent"]].children.append(node)
             case "scored":
                 self._twigs[node].reward = event["reward"]
             case "finished" | "pruned":

@@ -127,6 +127,12 @@ def prompt_too_long(tokens: int, context: int, field: str) -> ApiError:
     return ApiError(400, "context_length_exceeded", message, param=field)
 
 
+def beyond_context(field: str, why: str) -> ApiError:
+    """What does not fit the context at all."""
+    message = f"{field}: beyond this model's maximum context length: {why}"
+    return ApiError(400, "context_length_exceeded", message, param=field)
+
+
 def nothing_finished(stop_reason: str, policy: str) -> ApiError:
     """The search ended before any trajectory was finished: there is no reply to send."""
     code = "deadline_exceeded" if stop_reason == "deadline" else "nothing_finished"

@@ -11,7 +11,7 @@ from runtime.profiles import Profile
 from runtime.text import Text
 from search.engine import PrefixTooLong
 from search.problem import Problem
-from server.api_errors import ApiError, bad_value, echo, prompt_too_long, unsupported
+from server.api_errors import bad_value, beyond_context, echo, prompt_too_long, unsupported
 from server.api_keys import ApiKey
 from server.reply_text import opens_reasoning
 from server.request_models import ChatRequest, Message, Prompt, encodable
@@ -136,8 +136,7 @@ async def _tokens(
     try:
         prompt = await service.tokenizing.run(service.text, size, encode)
     except PrefixTooLong as error:
-        message = f"{field}: beyond this model's maximum context length: {error}"
-        raise ApiError(400, "context_length_exceeded", message, param=field) from None
+        raise beyond_context(field, str(error)) from None
     context = service.runner.engine.capabilities.context_tokens
     if len(prompt) >= context:
         raise prompt_too_long(len(prompt), context, field)

@@ -54,22 +54,14 @@ class LogprobRecorder(EngineWrapper):
         self._steps |= dict(zip(nodes, steps, strict=True))
         return steps
 
-    def along(self, nodes: Sequence[int]) -> list[DrawnToken]:
-        """Those of the steps that became these nodes, one after another."""
+    def along(self, nodes: Sequence[int]) -> list[tuple[int, TokenLogprob]]:
+        """The tokens of the steps that became these nodes, one after another, each with its own."""
         steps = [self._steps[node] for node in nodes]
-        pairs = (zip(step.tokens, step.logprobs, strict=True) for step in steps)
-        return [DrawnToken(token, own) for step in pairs for token, own in step]
+        return [pair for step in steps for pair in zip(step.tokens, step.logprobs, strict=True)]
 
-    def drawn(self) -> list[DrawnToken]:
+    def drawn(self) -> list[tuple[int, TokenLogprob]]:
         """Those of all steps, which are one chain."""
         return self.along(sorted(self._steps))
-
-
-class DrawnToken(NamedTuple):
-    """A token of a reply and how likely it was."""
-
-    id: int
-    own: TokenLogprob
 
 
 class ReplyToken(NamedTuple):
@@ -81,7 +73,7 @@ class ReplyToken(NamedTuple):
     own: TokenLogprob
 
 
-def in_text(drawn: Sequence[DrawnToken], end: int, text: Text) -> list[ReplyToken]:
+def in_text(drawn: Sequence[tuple[int, TokenLogprob]], end: int, text: Text) -> list[ReplyToken]:
     """The tokens of a reply that the text's first ``end`` characters are made of; those that are no
     text are left out. A character of several tokens begins with the first of them."""
     decoder, length = codecs.getincrementaldecoder("utf-8")("replace"), 0

@@ -19,7 +19,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 from search.context_limit import scored_context
 from search.engine import PrefixTooLong
 from search.problem import Problem
-from server.api_errors import ApiError, bad_value
+from server.api_errors import ApiError, bad_value, beyond_context
 from server.api_keys import ApiKey
 from server.body_schemas import one_spelling_of
 from server.prompts import build_prompt, plain_messages
@@ -231,7 +231,7 @@ class _Reader:
                 self.service.text, size, lambda own: [own.encode_step(t, ends) for t in texts]
             )
         except PrefixTooLong as error:
-            raise _too_long(name, str(error)) from None
+            raise beyond_context(name, str(error)) from None
         for i, ids in enumerate(steps):
             if not ids:
                 raise bad_value(f"{name}[{i}]", "nothing of it is left as tokens")
@@ -244,13 +244,8 @@ class _Reader:
         whole = len(reply.problem.prompt) + own + once + each * len(reply.steps)
         if whole > scored_context(able):
             needed = f"{whole} tokens with the question; the context holds {scored_context(able)}"
-            raise _too_long(name, needed)
+            raise beyond_context(name, needed)
         self.tokens += own
         if self.tokens > self.key.tree_tokens:
             allowed = f"at most {self.key.tree_tokens} tokens in all on this server"
             raise bad_value(name, f"{allowed}, these are {self.tokens} so far")
-
-
-def _too_long(name: str, why: str) -> ApiError:
-    message = f"{name}: beyond this model's maximum context length: {why}"
-    return ApiError(400, "context_length_exceeded", message, param=name)
