@@ -10,7 +10,6 @@ import json
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import field, make_dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn, TypeVar, get_args, get_origin
 
@@ -63,28 +62,10 @@ def refused(kinds: type[Exception] | tuple[type[Exception], ...], flag: str = ""
         fail(f"{flag}{error}", WRONG_USE)
 
 
-class Switch(StrEnum):
-    """A switch on the command line."""
-
-    ON = "on"
-    OFF = "off"
-
-
-class Returns(StrEnum):
-    """What a finished trajectory is worth: its last reward, or 1 and 0 by its task's checker."""
-
-    REWARD = "reward"
-    CHECKER = "checker"
-
-
-class TaskSplit(StrEnum):
-    """The splits of a task."""
-
-    TRAIN = "train"
-    DEV = "dev"
-    TEST = "test"
-
-
+Switch = Literal["on", "off"]
+Returns = Literal["reward", "checker"]
+"""What a finished trajectory is worth: its last reward, or 1 and 0 by its task's checker."""
+TaskSplit = Literal["train", "dev", "test"]
 Trees = Annotated[Path | None, typer.Option(help="Append every tree to this file, a line each.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document alone on stdout.")]
 Url = Annotated[str | None, typer.Option(help="Use the server at this URL, not an own engine.")]
@@ -127,7 +108,7 @@ def _option(name: str, field: FieldInfo) -> Any:
         return Annotated[bool, shown]
     kind: Any = str
     if field.annotation is bool:
-        kind = Literal["on", "off"]
+        kind = Switch
     elif get_origin(field.annotation) is Literal:
         kind = field.annotation
     elif name.endswith("_urls"):
@@ -193,7 +174,7 @@ def task_of(name: str, split: TaskSplit, limit: int, seed: int) -> tuple[Any, li
     from models.tasks import TASKS
 
     if name in TASKS:
-        return TASKS[name], TASKS[name].questions(split.value, limit, seed)
+        return TASKS[name], TASKS[name].questions(split, limit, seed)
     if not name.endswith(SUFFIX):
         fail(f"--task {name}: known are {', '.join(TASKS)}, or a file {SUFFIX}", WRONG_USE)
     with refused(DatasetError, "--task "):

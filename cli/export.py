@@ -30,7 +30,7 @@ def exported(path: Path, returns: Returns) -> Iterator[dict[str, Any]]:
     for number, (where, document) in enumerate(_documents(path)):
         tree, name = _tree(where, document), document.get("id", f"tree-{number}")
         return_of = final_reward
-        if returns is Returns.CHECKER:
+        if returns == "checker":
             return_of = _checked(where, document)
         for step in rollout_steps(tree, return_of):
             yield {"tree": name, **_line(step, tree.prompt)}

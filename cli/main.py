@@ -121,7 +121,7 @@ def evaluate(
     context: typer.Context,
     *,
     task: Annotated[str, typer.Option(help="Task, such as game24, or a file .jsonl.")],
-    split: Annotated[TaskSplit, typer.Option(help="Which questions of a task.")] = TaskSplit.TEST,
+    split: Annotated[TaskSplit, typer.Option(help="Which questions of a task.")] = "test",
     limit: Annotated[int, typer.Option(min=1, help="Questions.")] = 100,
     policy: Annotated[str, typer.Option(help="Policies, separated by commas.")] = "rebase",
     width: Annotated[str | None, typer.Option(help="Widths, separated by commas.")] = None,
@@ -129,7 +129,7 @@ def evaluate(
     fields: SearchFields = None,
     at_once: Annotated[int, typer.Option(min=1, help="Questions under way on an engine.")] = 8,
     engines: Annotated[int, typer.Option(min=0, help="Engines; 0: what suits the models.")] = 0,
-    share: Annotated[Switch, typer.Option(help="Draw common samples once.")] = Switch.ON,
+    share: Annotated[Switch, typer.Option(help="Draw common samples once.")] = "on",
     plot: Annotated[Path | None, typer.Option(help="Draw accuracy against KV.")] = None,
     plot_anatomy: Annotated[Path | None, typer.Option(help="Draw what loses, and where.")] = None,
     trees: Trees = None,
@@ -152,7 +152,7 @@ def evaluate(
     specs, seeds = specs_of(policy, width, seed, fields)
     graded, questions = task_of(task, split, limit, seeds[0])
     settings = models_ready(settings_of(context.obj), tell)
-    same, rule = share is Switch.ON, settings.answers
+    same, rule = share == "on", settings.answers
     wanted = Evaluation(graded, questions, seeds, specs, at_once=at_once, share=same, answers=rule)
     with tree_log_at(trees) as log:
         rows = run_to_end(run_evaluation(wanted, settings, log, as_json, engines))
@@ -175,7 +175,7 @@ def tune(
     budget: Annotated[int, typer.Option(min=1, help="Generated tokens that it may take.")],
     data: Annotated[Path | None, typer.Option(help="A file of questions and answers.")] = None,
     task: Annotated[str | None, typer.Option(help="Bundled tasks, separated by commas.")] = None,
-    split: Annotated[TaskSplit, typer.Option(help="Which questions of a task.")] = TaskSplit.DEV,
+    split: Annotated[TaskSplit, typer.Option(help="Which questions of a task.")] = "dev",
     limit: Annotated[int, typer.Option(min=1, help="Most questions.")] = 400,
     policy: Annotated[str | None, typer.Option(help="Policies, separated by commas.")] = None,
     width: Annotated[str, typer.Option(help="Widths, separated by commas.")] = "4,16,64",
@@ -185,7 +185,7 @@ def tune(
     fields: SearchFields = None,
     at_once: Annotated[int, typer.Option(min=1, help="Questions under way on an engine.")] = 8,
     engines: Annotated[int, typer.Option(min=0, help="Engines; 0: what suits the models.")] = 0,
-    share: Annotated[Switch, typer.Option(help="Draw common samples once.")] = Switch.ON,
+    share: Annotated[Switch, typer.Option(help="Draw common samples once.")] = "on",
     out: Annotated[Path, typer.Option(help="The file to write.")] = Path("tuned.toml"),
     keep: Annotated[Path | None, typer.Option(help="Of what is done; default: OUT.jsonl.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw accuracy against tokens.")] = None,
@@ -211,7 +211,7 @@ def tune(
     questions, name = questions_of(data, task, split, limit, seeds[0])
     settings = models_ready(settings_of(context.obj), tell)
     grid = Grid(
-        specs, questions, seeds, at_once=at_once, share=share is Switch.ON, answers=settings.answers
+        specs, questions, seeds, at_once=at_once, share=share == "on", answers=settings.answers
     )
     kept_in = keep or out.with_suffix(".jsonl")
     request = TuningRequest(grid, budget, name, out, kept_in, engines, policy is not None)
@@ -246,7 +246,7 @@ def calibrate(
         fail(f"--policy {name}: one that goes back is needed: {', '.join(GO_BACK)}", WRONG_USE)
     if out.is_dir() or not out.parent.is_dir():
         fail(f"--out {out}: a file in a folder that exists is needed", WRONG_USE)
-    tasks = [task_of(name, TaskSplit.TRAIN, limit, seed) for name in parts(task)]
+    tasks = [task_of(name, "train", limit, seed) for name in parts(task)]
     settings = models_ready(settings_of(context.obj), tell)
     report = run_to_end(run(Calibration(tasks, specs, seed, out), settings, as_json))
     if as_json:
@@ -282,7 +282,7 @@ def export(
     trees: Annotated[Path, typer.Argument(help="What --trees has written.")],
     returns: Annotated[
         Returns, typer.Option(help="A finished trajectory's worth: its last reward, or 1 or 0.")
-    ] = Returns.REWARD,
+    ] = "reward",
 ) -> None:
     """Print recorded trees as rollouts for training: a line of JSON a step."""
     from cli.export import ExportError, exported

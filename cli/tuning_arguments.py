@@ -64,7 +64,7 @@ def questions_of(
         for graded, texts in (task_of(name, split, each, seed) for name in names)
     ]
     in_turn = chain.from_iterable(zip_longest(*by_task))
-    return [q for q in in_turn if q is not None][:limit], f"{', '.join(names)} ({split.value})"
+    return [q for q in in_turn if q is not None][:limit], f"{', '.join(names)} ({split})"
 
 
 def _temperature(text: str) -> float:
