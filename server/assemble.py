@@ -6,7 +6,7 @@ import asyncio
 import logging
 import shlex
 import tomllib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -24,15 +24,14 @@ from runtime.openai.openai_engine import OpenaiEngine
 from runtime.openai.openai_options import OpenaiOptions, ServedModel
 from runtime.reward_format import reward_format
 from runtime.servers.server_options import ServerOptions
-from runtime.servers.text_embedder import EmbedderName
-from runtime.sglang.launched_server import LaunchedServers, LaunchOptions
+from runtime.sglang.launched_server import LaunchedServer, LaunchedServers, LaunchOptions
 from runtime.sglang.sglang_engine import SglangEngine, known_flops
 from runtime.sglang.sglang_options import SglangOptions
 from runtime.text import Text
 from runtime.verified_engine import VerifiedEngine, start_verifier
 from runtime.verifiers.verifier import Verifier, VerifierOptions
 from search.engine import Engine
-from server.gpus import Gpu, local_gpu
+from server.gpus import local_gpu
 from server.launch_memory import launch_shares
 from server.machine import launch_device
 from server.model_settings import AUTO
@@ -59,8 +58,8 @@ OWN = [
 """What a table of ``models_file`` may set; everything else is the server's."""
 
 
-Restartable = EmbeddedEngine | LaunchedServers
-"""What can be started again, as one or each server by itself."""
+Restartable = EmbeddedEngine | LaunchedServer
+"""What is started again by itself when it ends."""
 
 
 @dataclass(frozen=True)
@@ -68,13 +67,13 @@ class RunningModel:
     """A running engine and what belongs to its models.
 
     ``flops``: what forward passes of the policy, of the reward model and for embedding cost.
-    ``restartable``: the engine's process, where it has one.
+    ``restartable``: the engine's process, or its servers' where they are its own.
     """
 
     engine: Engine
     text: Text
     flops: tuple[Flops, ...] = (no_flops, no_flops)
-    restartable: Restartable | None = None
+    restartable: Sequence[Restartable] = ()
 
 
 @asynccontextmanager
@@ -103,11 +102,12 @@ async def running(settings: Settings, *, attention: bool = False) -> AsyncIterat
             if settings.engine == "sglang":
                 engine, restartable = await _sglang_engine(settings, started)
             elif settings.engine == "openai":
-                engine, restartable = await OpenaiEngine.start(openai_options(settings)), None
+                engine, restartable = await OpenaiEngine.start(openai_options(settings)), ()
                 started.push_async_callback(engine.close)
             else:
                 options = replace(engine_options(settings), attention=attention)
-                engine = restartable = await EmbeddedEngine.start(options)
+                engine = await EmbeddedEngine.start(options)
+                restartable = (engine,)
                 started.push_async_callback(engine.close)
         except (ValueError, OSError) as error:
             raise SettingsError(str(error)) from error
@@ -121,11 +121,8 @@ def engine_options(settings: Settings) -> EngineOptions:
 
     Raises ValueError for a format that there is not.
     """
-    form = known_format(settings)
-    needed = reward_format(form).needs_model
-    prm = settings.reward_model if needed else None
-    if needed and prm is None:
-        log.info("no reward model: rewards are the policy's mean log-probabilities")
+    form = _format(settings)
+    prm = settings.reward_model if reward_format(form).needs_model else None
     own = {field.name for field in fields(EngineOptions)} & Settings.model_fields.keys()
     values: dict[str, Any] = {
         name: getattr(settings, name) for name in own - {"reward_format", "kv_load"}
@@ -134,7 +131,7 @@ def engine_options(settings: Settings) -> EngineOptions:
         **{name: _text(value) for name, value in values.items()},
         policy=str(settings.policy_model),
         prm=str(prm) if prm else None,
-        reward_format=form if prm or not needed else "none",
+        reward_format=form,
         kv_load=SplitLoad(*settings.kv_load),
         version=own_version(),
         endpoint=endpoint_options(settings),
@@ -197,24 +194,25 @@ async def _verifier(settings: Settings, started: AsyncExitStack) -> Verifier | N
 
 async def _sglang_engine(
     settings: Settings, started: AsyncExitStack
-) -> tuple[SglangEngine, LaunchedServers | None]:
+) -> tuple[SglangEngine, Sequence[LaunchedServer]]:
     """The engine, and the servers where they are its own; ``started`` ends both.
 
     Raises SettingsError naming the key that is wrong, EngineDown for a server that is not there.
     """
-    servers, urls = None, ()
+    own, urls = [], ()
     if settings.engine_way == LAUNCHED:
         options = server_options(settings)
         for server in options:
             check_weights(Path(server.model))
         servers = LaunchedServers(options, settings.start_seconds)
-        policy, *reward = (server.url for server in servers.servers)
+        own = servers.servers
+        policy, *reward = (server.url for server in own)
         urls = ((policy,), tuple(reward))
         await servers.start()
         started.push_async_callback(servers.close)
     engine = await SglangEngine.start(sglang_options(settings, *urls))
     started.push_async_callback(engine.close)
-    return engine, servers
+    return engine, own
 
 
 def sglang_options(
@@ -264,25 +262,26 @@ def _served_model(settings: Settings, which: Literal["policy", "reward"]) -> Ser
 
 def _about_servers(settings: Settings) -> dict[str, Any]:
     """The ``ServerOptions``, those of a setting's name by that."""
+    _must_run_on_servers(settings)
     own = {field.name for field in fields(ServerOptions)} & Settings.model_fields.keys()
     values = {name: getattr(settings, name) for name in own}
     return values | {
         "reward_format": _format(settings),
-        "embedder": _embedder(settings),
         "endpoint": endpoint_options(settings),
         "version": own_version(),
     }
 
 
-def server_options(settings: Settings, gpu: Gpu | None = None) -> list[LaunchOptions]:
-    """The policy's server, and the reward model's where the format reads one; for ``gpu``, or the
-    first one here.
+def server_options(settings: Settings) -> list[LaunchOptions]:
+    """The policy's server, and the reward model's where the format reads one; for the first GPU
+    here.
 
     Raises SettingsError or ValueError naming what is wrong.
     """
+    _must_run_on_servers(settings)
     form, device = reward_format(_format(settings)), _device(settings)
     prm = settings.reward_model if form.needs_model else None
-    shares = launch_shares(settings, device, prm, gpu or local_gpu())
+    shares = launch_shares(settings, device, prm, local_gpu())
     plain = LaunchOptions(
         model=settings.policy_model,
         python=settings.launch_python,
@@ -317,13 +316,7 @@ def _device(settings: Settings) -> Literal["cuda", "cpu"]:
 
 
 def _format(settings: Settings) -> str:
-    """The reward format; without a reward model that it needs, ``none``.
-
-    Raises SettingsError for what is the embedded engine's alone.
-    """
-    if settings.kv_policy == "full":
-        known = " or ".join(("lru", *BACKENDS))
-        raise SettingsError(f"{PREFIX}KV_POLICY = 'full': servers evict; {known} is needed")
+    """The reward format; without a reward model that it needs, ``none``. Raises SettingsError."""
     form = known_format(settings)
     if reward_format(form).needs_model and settings.reward_model is None:
         log.info("no reward model: rewards are the policy's mean log-probabilities")
@@ -331,13 +324,16 @@ def _format(settings: Settings) -> str:
     return form
 
 
-def _embedder(settings: Settings) -> EmbedderName:
+def _must_run_on_servers(settings: Settings) -> None:
+    """Raises SettingsError for what is the embedded engine's alone."""
+    if settings.kv_policy == "full":
+        known = " or ".join(("lru", *BACKENDS))
+        raise SettingsError(f"{PREFIX}KV_POLICY = 'full': servers evict; {known} is needed")
     if settings.embedder == "hidden":
         raise SettingsError(
             f"{PREFIX}EMBEDDER = 'hidden': servers give no hidden states away; "
             "lexical, encoder or endpoint is needed"
         )
-    return settings.embedder
 
 
 def endpoint_options(settings: Settings) -> EndpointOptions | None:

@@ -10,7 +10,6 @@ import logging
 import signal
 import socket
 import time
-from collections.abc import Sequence
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass
 from importlib import import_module
@@ -20,8 +19,6 @@ from typing import TYPE_CHECKING, Literal
 import uvicorn
 from prometheus_client import Counter
 
-from runtime.embedded.embedded_engine import EmbeddedEngine
-from runtime.sglang.launched_server import LaunchedServer, LaunchedServers
 from search.engine import EngineDown, EngineError
 from server.api_errors import request_id
 from server.api_keys import ApiKeys
@@ -107,7 +104,7 @@ async def serve(settings: Settings, trees: TreeLog) -> None:
         watchdogs = [
             asyncio.create_task(watch.over(one, own.model))
             for own, parts in zip((settings, *further), (first, *others), strict=True)
-            for one in restarted_alone(parts.restartable)
+            for one in parts.restartable
         ]
 
         async def end() -> None:
@@ -186,13 +183,6 @@ class GracefulServer(uvicorn.Server):
         return max(len(self.server_state.tasks), self._service.admission.open)
 
 
-def restarted_alone(engine: Restartable | None) -> Sequence[EmbeddedEngine | LaunchedServer]:
-    """What is started again by itself when it ends."""
-    if isinstance(engine, LaunchedServers):
-        return engine.servers
-    return [] if engine is None else [engine]
-
-
 @dataclass(frozen=True, slots=True)
 class EngineWatch:
     """Looks after an engine, or one of its servers, every so many ``seconds``.
@@ -205,7 +195,7 @@ class EngineWatch:
     attempts: int
     restarts: Counter
 
-    async def over(self, engine: EmbeddedEngine | LaunchedServer, model: str) -> None:
+    async def over(self, engine: Restartable, model: str) -> None:
         """Until cancelled, or given up. On SGLang searches under way wait meanwhile; those of the
         embedded engine have failed with EngineDown, and clients were told when to come back."""
         failed = 0

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from models.bundled import SPRIG_FOLDER
-from runtime.sglang.launched_server import LaunchedServer, LaunchedServers, LaunchOptions
+from runtime.sglang.launched_server import LaunchedServer, LaunchOptions
 from server.assemble import RunningModel, running
 from server.settings import load_settings
 
@@ -65,15 +65,14 @@ class SharedServers:
             self._parts = await self._ends.enter_async_context(running(load_settings(LAUNCH)))
         return self._parts
 
-    async def supervised(self) -> LaunchedServers:
-        """What looks after the launched servers."""
-        servers = (await self.launched()).restartable
-        assert isinstance(servers, LaunchedServers)
-        return servers
+    async def supervised(self) -> list[LaunchedServer]:
+        """The launched servers."""
+        parts = await self.launched()
+        return [server for server in parts.restartable if isinstance(server, LaunchedServer)]
 
     async def have(self, *names: str) -> list[LaunchedServer]:
         """These servers, ready; the others end, to make room."""
-        policy, reward = (await self.supervised()).servers
+        policy, reward = await self.supervised()
         by_name = {"policy": policy, "reward": reward, "stock": self._stock}
         for name in set(by_name) - set(names):
             await asyncio.to_thread(by_name[name].stop)
@@ -87,7 +86,7 @@ class SharedServers:
 
     async def rest(self) -> None:
         """End what runs, to make room for others' servers; ``have`` starts it again."""
-        launched = [] if self._parts is None else (await self.supervised()).servers
+        launched = [] if self._parts is None else await self.supervised()
         await asyncio.gather(*(asyncio.to_thread(one.stop) for one in (*launched, self._stock)))
 
     async def close(self) -> list[str]:
@@ -95,7 +94,7 @@ class SharedServers:
         await asyncio.to_thread(self._stock.stop)
         if self._parts is None:
             return []
-        servers = (await self.supervised()).servers
+        servers = await self.supervised()
         await self._ends.aclose()
         left = []
         async with httpx.AsyncClient(timeout=60.0, trust_env=False) as client:
