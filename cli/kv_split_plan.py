@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+import os
+from dataclasses import asdict, replace
 from itertools import accumulate
 from operator import mul
 from pathlib import Path
@@ -12,44 +13,23 @@ from typing import Any
 from kvpolicy.roofline import DevicePeaks, KvSplit, ModelCosts, SplitLoad, even, offloaded, roofline
 from runtime.embedded.model.config import ModelConfig, footprint, measured_peaks, weight_bytes
 from runtime.reward_format import reward_format
-from server.launch_memory import Placed, Spread, share_gpu
+from server.gpus import Gpu
+from server.launch_memory import GIGA, NUMBER_BYTES, Placed, Spread, share_gpu
 from server.settings import Settings, SettingsError
 
+FLOAT_BYTES = 4
 DRAFT_TOKENS = 3
 """Drafted at a time where nothing is set: SEED's k_config (1, 1, 1)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """Where the models run: ``memory`` bytes of a GPU, None for this machine's own processor.
-
-    ``number_bytes``: of a weight or an entry of a key, such as 2 for bfloat16.
-    """
-
-    device: DevicePeaks
-    memory: float | None
-    number_bytes: int
-
-
-def this_machine(settings: Settings) -> Machine:
-    """The embedded engine's: peaks measured now, float32."""
-    import os
-
-    return Machine(measured_peaks(settings.threads or os.cpu_count() or 1), None, 4)
-
-
-def on_gpu(tera: float, giga: float, memory: float, host: float | None = None) -> Machine:
-    """A GPU of so many TFLOP/s, GB/s and GB, in bfloat16; ``host``: GB/s to host memory."""
-    if host is not None and not host > 0:
-        raise ValueError(f"host bandwidth: {host}; more than 0 GB/s is needed")
-    to_host = None if host is None else 1e9 * host
-    return Machine(DevicePeaks(1e12 * tera, 1e9 * giga, to_host), 1e9 * memory, number_bytes=2)
-
-
-def make_plan(settings: Settings, load: SplitLoad, machine: Machine) -> dict[str, Any]:
+def make_plan(
+    settings: Settings, load: SplitLoad, gpu: Gpu | None = None, host: float | None = None
+) -> dict[str, Any]:
     """The roofline split and the even one, tokens and SGLang's fractions, and the reasons.
 
-    The bytes to share are what ``kv_tokens`` and ``prm_kv_tokens`` take together; on a GPU it is
+    ``gpu``: where SGLang runs the models, in bfloat16; None: the embedded engine does, in float32,
+    with this machine's peaks as measured now. ``host``: GB/s to the GPU's host memory. The bytes
+    to share are what ``kv_tokens`` and ``prm_kv_tokens`` take together; on a GPU it is
     ``server.launch_memory.share_gpu`` that shares its memory, as for servers that are launched. A
     ``draft`` has SGLang draft too: ``draft_args`` are its server's flags for that, and a token of
     the policy's costs the draft's layers beside its own. With a bandwidth to host memory
@@ -58,23 +38,25 @@ def make_plan(settings: Settings, load: SplitLoad, machine: Machine) -> dict[str
     """
     if settings.reward_model is None or not reward_format(settings.reward_format).needs_model:
         raise SettingsError("HEDGEROW_REWARD_MODEL: none; there is nothing to share KV with")
-    if machine.memory is None:
+    if gpu is None:
+        device = measured_peaks(settings.threads or os.cpu_count() or 1)
         policy, prm = (
-            footprint(ModelConfig.from_checkpoint(folder), machine.number_bytes)
+            footprint(ModelConfig.from_checkpoint(folder), FLOAT_BYTES)
             for folder in (settings.policy_model, settings.reward_model)
         )
         budget = settings.kv_tokens * policy.kv_bytes + settings.prm_kv_tokens * prm.kv_bytes
-        chosen = roofline(policy, prm, machine.device, load, budget, keeps=True)
-        return _plan(policy, prm, machine.device, load, budget, chosen)
+        chosen = roofline(policy, prm, device, load, budget, keeps=True)
+        return _plan(policy, prm, device, load, budget, chosen)
+    device, memory = gpu.peaks(host), gpu.memory * GIGA
     first, second = _placed(settings, settings.policy_model, settings.reward_model)
     draft, beside = _draft(settings), 0.0
     if draft is not None:
-        beside = weight_bytes(draft, machine.number_bytes)
+        beside = weight_bytes(draft, NUMBER_BYTES)
         layers = ModelConfig.sizes_of(settings.policy_model).layers
         own = first.costs.kv_bytes * (layers + draft.layers) // layers
         first = replace(first, costs=replace(first.costs, kv_bytes=own))  # as SGLang counts it
-    shared = share_gpu(first, second, machine.device, machine.memory, load, beside)
-    plan = _plan(first.costs, second.costs, machine.device, load, shared.budget, shared.split)
+    shared = share_gpu(first, second, device, memory, load, beside)
+    plan = _plan(first.costs, second.costs, device, load, shared.budget, shared.split)
     plan["mem_fraction_static"] = dict(
         zip(("policy", "reward_model"), shared.fractions, strict=True)
     )

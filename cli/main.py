@@ -316,15 +316,16 @@ def plan(
     as_json: Json = False,
 ) -> None:
     """Share KV between policy and reward model by the roofline, and say why."""
-    from cli.kv_split_plan import make_plan, on_gpu, this_machine
+    from cli.kv_split_plan import make_plan
     from kvpolicy.roofline import SplitLoad
+    from server.gpus import Gpu
 
     settings = models_ready(settings_of(context.obj, checkpoint), tell)
     with refused((ValueError, OSError)):
-        machine = this_machine(settings) if gpu is None else on_gpu(*gpu, host)
+        device = None if gpu is None else Gpu("", *gpu)
         load = {"sequences": sequences, "length": length, "new": new, "own": own}
         named = {name: value for name, value in load.items() if value is not None}
-        report = make_plan(settings, replace(SplitLoad(*settings.kv_load), **named), machine)
+        report = make_plan(settings, replace(SplitLoad(*settings.kv_load), **named), device, host)
     if as_json:
         print(json.dumps(report))
         return

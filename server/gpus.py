@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from kvpolicy.roofline import DevicePeaks
 from server import machine
 
 
@@ -17,6 +18,13 @@ class Gpu:
     teraflops: float
     bandwidth: float
     memory: float
+
+    def peaks(self, host: float | None = None) -> DevicePeaks:
+        """Its own; ``host``: GB/s to host memory. Raises ValueError for none of that."""
+        if host is not None and not host > 0:
+            raise ValueError(f"host bandwidth: {host}; more than 0 GB/s is needed")
+        to_host = None if host is None else 1e9 * host
+        return DevicePeaks(1e12 * self.teraflops, 1e9 * self.bandwidth, to_host)
 
 
 GPUS: Mapping[str, Gpu] = {

@@ -173,9 +173,8 @@ def room_on(gpu: Gpu, settings: Settings, reward: Path | None) -> Room | None:
 def _together(gpu: Gpu, models: Sequence[Placed], load: SplitLoad) -> Room:
     policy, reward = models
     _left(gpu, models)
-    peaks = DevicePeaks(1e12 * gpu.teraflops, 1e9 * gpu.bandwidth)
     try:
-        shared = share_gpu(policy, reward, peaks, gpu.memory * GIGA, load)
+        shared = share_gpu(policy, reward, gpu.peaks(), gpu.memory * GIGA, load)
     except ValueError as error:
         raise ValueError(f"{_too_large(gpu, models)}; {error}") from None
     tokens = (

@@ -7,11 +7,12 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from cli.kv_split_plan import Machine, make_plan
+from cli.kv_split_plan import make_plan
 from cli.main import app
-from kvpolicy.roofline import DevicePeaks, SplitLoad
+from kvpolicy.roofline import SplitLoad
 from models.bundled import SPRIG_FOLDER
 from runtime.embedded.model.config import ModelConfig
+from server.gpus import Gpu
 from server.settings import SettingsError, load_settings
 
 GPU = ["--length", "500", "--gpu", "100", "1000", "0.1"]
@@ -70,8 +71,8 @@ def test_with_a_draft_the_policys_server_gets_its_flags() -> None:
     assert drafted["budget_bytes"] < plain["budget_bytes"]
     assert drafted["roofline"]["kv_tokens"] < plain["roofline"]["kv_tokens"]
     tree = {"HEDGEROW_K_CONFIG": "2,2,1", "HEDGEROW_DRAFT": "scheduled"}
-    machine = Machine(DevicePeaks(1e14, 1e12), 1e8, 2)
-    found = make_plan(load_settings(tree), SplitLoad(4, 100, 10), machine)["draft_args"]
+    gpu = Gpu("", 100, 1000, 0.1)
+    found = make_plan(load_settings(tree), SplitLoad(4, 100, 10), gpu)["draft_args"]
     assert "num-steps 3 --speculative-eagle-topk 2 --speculative-num-draft-tokens 11 " in found
 
 
@@ -108,9 +109,8 @@ def test_beginnings_that_are_shared_leave_room_for_more() -> None:
 
 def test_what_cannot_be_planned_is_one_line() -> None:
     """No reward model, or no room."""
-    load, machine = SplitLoad(4, 100, 10), Machine(DevicePeaks(1e12, 1e11), None, 4)
     with pytest.raises(SettingsError, match="nothing to share"):
-        make_plan(load_settings({}, reward_format="none"), load, machine)
+        make_plan(load_settings({}, reward_format="none"), SplitLoad(4, 100, 10))
     done = CliRunner().invoke(app, ["plan", *GPU[:-1], "0.01"])
     assert done.exit_code == 2
     assert "one sequence needs" in done.stderr

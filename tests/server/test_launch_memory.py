@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cli.kv_split_plan import make_plan, on_gpu
+from cli.kv_split_plan import make_plan
 from cli.model_check import check_models
 from kvpolicy.roofline import SplitLoad
 from models.bundled import SPRIG_FOLDER
@@ -85,11 +85,7 @@ def test_what_is_planned_is_checked_and_launched(
     settings, gpu = load_settings({}, **pair), GPUS["h100-pcie"]
     assert local_gpu() == replace(gpu, name="NVIDIA H100 PCIe")
     launched = tuple(one.memory for one in server_options(settings))
-    planned = make_plan(
-        settings,
-        SplitLoad(*settings.kv_load),
-        on_gpu(gpu.teraflops, gpu.bandwidth, gpu.memory),
-    )
+    planned = make_plan(settings, SplitLoad(*settings.kv_load), gpu)
     checked = check_models(settings, gpu)["memory"]
     assert launched == tuple(planned["mem_fraction_static"].values())
     assert launched == tuple(checked["shares"].values())
