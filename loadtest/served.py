@@ -49,6 +49,8 @@ class Served:
         said = []
         for line in self.process.stderr:
             said.append(line)
+            if heard is not None:
+                heard(line)
             found = re.search(r"ready: serving \S+ on (http://[^\s\"]+)", line)
             if found is not None:
                 self.url = found[1]

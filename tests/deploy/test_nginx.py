@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.deploy.front_ends import Nginx, front_ends, outlive
-from tests.server.test_process import Server, engine_pid
+from tests.server.test_process import Server
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def nginx(fronts: list[Server], tmp_path: Path) -> Iterator[Nginx]:
 @contextmanager
 def standing_still(front: Server) -> Iterator[None]:
     """Its engine draws nothing meanwhile; the front end answers as ever."""
-    engine = engine_pid(front.process.pid)
+    engine = front.engine
     os.kill(engine, signal.SIGSTOP)
     try:
         yield

@@ -23,7 +23,7 @@ from server.service import create_service
 from server.settings import Settings
 from tests.search.scripted_engine import ScriptedEngine
 from tests.server.conftest import question, saying, serving
-from tests.server.test_process import QUESTION, Server, engine_pid
+from tests.server.test_process import QUESTION, Server
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -182,7 +182,7 @@ def test_the_engine_is_killed_under_load() -> None:
                 answered = load.answered
                 while load.answered < answered + 4 and not any(c.done() for c in clients):
                     assert http.get("/health").status_code == 200
-                os.kill(engine_pid(server.process.pid), signal.SIGKILL)
+                os.kill(server.engine, signal.SIGKILL)
                 for status in (503, 200):
                     while http.get("/ready").status_code != status:
                         pass

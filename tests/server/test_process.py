@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -16,8 +15,8 @@ from pathlib import Path
 import httpx2
 import pytest
 from openai import APIConnectionError, APITimeoutError, OpenAI
-from prometheus_client.parser import text_string_to_metric_families
 
+from loadtest.served import Served, samples
 from models.tasks import TASKS
 from server.lifecycle import listen
 from server.settings import SettingsError
@@ -38,31 +37,14 @@ def test_the_listening_socket_answers_at_once() -> None:
             listen("127.0.0.1", port)
 
 
-class Server:
-    """A server process on a port that the system chose; ``words``: more of its command line."""
+class Server(Served):
+    """A server process with its log; ``words``: more of its command line."""
 
     def __init__(self, *words: str, **settings: str) -> None:
-        given = {f"HEDGEROW_{name.upper()}": value for name, value in settings.items()}
-        if "engine" not in settings:
-            given = {"HEDGEROW_THREADS": "1"} | given  # two would wait for one core
-        self.process = subprocess.Popen(
-            [*COMMAND, "serve", "--port", "0", *words],
-            stderr=subprocess.PIPE,
-            text=True,
-            env=os.environ | given,
-        )
-        assert self.process.stderr is not None
         self.log: list[str] = []
-        for line in self.process.stderr:
-            self.log.append(line)
-            found = re.search(r"ready: serving \S+ on (http://[^\s\"]+)", line)
-            if found:
-                self.url = found[1]
-                break
-        else:
-            pytest.fail("the server did not start:\n" + "".join(self.log))
-        self._reader = ThreadPoolExecutor(1)
-        self._reader.submit(self.log.extend, self.process.stderr)
+        if "engine" not in settings:
+            settings = {"threads": "1"} | settings  # two would wait for one core
+        super().__init__(*words, heard=self.log.append, **settings)
 
     def stop(self) -> int:
         """SIGTERM, and wait; the exit status."""
@@ -72,9 +54,7 @@ class Server:
     def wait(self) -> int:
         """The exit status; every line of the log has been read by then."""
         status = self.process.wait(timeout=120)
-        self._reader.shutdown()
-        assert self.process.stderr is not None
-        self.process.stderr.close()
+        self._reader.join()
         return status
 
 
@@ -96,11 +76,8 @@ def http(server: Server) -> Iterator[httpx2.Client]:
 
 def metric(http: httpx2.Client, name: str, **labels: str) -> float:
     """A sample of /metrics; 0 for labels that have not been seen yet."""
-    for family in text_string_to_metric_families(http.get("/metrics").text):
-        for sample in family.samples:
-            if sample.name == name and sample.labels == labels:
-                return sample.value
-    return 0.0
+    found = samples(http.get("/metrics").text)
+    return next((one.value for one in found if (one.name, one.labels) == (name, labels)), 0.0)
 
 
 def until(http: httpx2.Client, name: str, value: float, **labels: str) -> None:
@@ -192,12 +169,10 @@ def test_streams_whose_clients_close_at_once_do_not_go_on(
     head += "content-type: application/json\r\n\r\n"
 
     def ended() -> dict[str, float]:
-        families = text_string_to_metric_families(http.get("/metrics").text)
-        (family,) = (f for f in families if f.name == "hedgerow_searches")
         return {
-            str(sample.labels): sample.value
-            for sample in family.samples
-            if sample.labels["stop_reason"] != "cancelled"
+            str(one.labels): one.value
+            for one in samples(http.get("/metrics").text)
+            if one.name == "hedgerow_searches_total" and one.labels["stop_reason"] != "cancelled"
         }
 
     before, left = ended(), metric(http, "hedgerow_disconnects_total")
@@ -235,7 +210,7 @@ def test_a_killed_engine_is_told_and_comes_back(server: Server, http: httpx2.Cli
         wide = SEARCH | {"search": {"width": 256}}
         waiting = pool.submit(http.post, "/v1/chat/completions", json=wide)
         until(http, "hedgerow_searches_in_flight", 1, policy="rebase")
-        os.kill(engine_pid(server.process.pid), signal.SIGKILL)
+        os.kill(server.engine, signal.SIGKILL)
         answer = waiting.result()
     assert answer.status_code == 503
     assert answer.json()["error"]["code"] == "engine_unavailable"
@@ -244,13 +219,6 @@ def test_a_killed_engine_is_told_and_comes_back(server: Server, http: httpx2.Cli
     after = http.post("/v1/chat/completions", json=SEARCH).json()["search"]["tree_digest"]
     assert after == before
     assert metric(http, "hedgerow_engine_restarts_total", served="sprig") == 1
-
-
-def engine_pid(parent: int) -> int:
-    """The engine's process among the server's children: the one with the most memory."""
-    children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
-    pages = {int(pid): int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in children}
-    return max(pages, key=lambda pid: pages[pid])
 
 
 def test_a_signal_ends_the_server_in_good_order(server: Server) -> None:
