@@ -15,7 +15,8 @@ import pytest
 import uvicorn
 from fastapi import FastAPI
 from openai import AsyncOpenAI
-from openai.types.chat import ChatCompletionMessageParam
+from openai.types.chat import ChatCompletion, ChatCompletionChunk, ChatCompletionMessageParam
+from pydantic import BaseModel
 
 from runtime.tool_template import ToolTemplate
 from search.engine import Branch
@@ -143,6 +144,25 @@ async def http(app: FastAPI) -> AsyncIterator[httpx2.AsyncClient]:
 def openai(http: httpx2.AsyncClient) -> AsyncOpenAI:
     """The real client of OpenAI's package, which retries nothing here."""
     return AsyncOpenAI(base_url=f"{BASE}/v1", api_key="any", http_client=http, max_retries=0)
+
+
+async def chat(openai: AsyncOpenAI, words: str = "What is it?", **asked: Any) -> ChatCompletion:
+    """The reply to a question; ``asked``: further fields of the request, OpenAI's and our own."""
+    model, messages = asked.pop("model", "sprig"), asked.pop("messages", question(words))
+    create = openai.chat.completions.create
+    return await create(model=model, messages=messages, extra_body=asked)
+
+
+async def chunks(openai: AsyncOpenAI, **asked: Any) -> list[ChatCompletionChunk]:
+    """The stream of the reply to a question, likewise, to its end."""
+    create = openai.chat.completions.create
+    stream = await create(model="sprig", messages=question(), stream=True, extra_body=asked)
+    return [chunk async for chunk in stream]
+
+
+def search_of(done: BaseModel) -> dict[str, Any]:
+    """The response's own search object."""
+    return (done.model_extra or {})["search"]
 
 
 @asynccontextmanager

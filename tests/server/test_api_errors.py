@@ -20,7 +20,7 @@ from server.request_models import ChatRequest
 from server.service import create_service
 from server.settings import Settings
 from tests.search.scripted_engine import ScriptedEngine
-from tests.server.conftest import PlainText, client_over, question
+from tests.server.conftest import PlainText, chat, client_over, question
 
 CHAT = "/v1/chat/completions"
 GOOD: dict[str, Any] = {"model": "sprig", "messages": question()}
@@ -207,12 +207,10 @@ async def test_routes_and_methods_that_are_not_there(
 async def test_openais_client_raises_its_own_errors(openai: AsyncOpenAI) -> None:
     """The client's exception classes follow from status and body."""
     with pytest.raises(openai_package.NotFoundError) as missing:
-        await openai.chat.completions.create(model="nope", messages=question())
+        await chat(openai, model="nope")
     assert missing.value.code == "model_not_found"
     with pytest.raises(openai_package.BadRequestError) as bad:
-        await openai.chat.completions.create(
-            model="sprig", messages=question(), extra_body={"search": {"policy": "x"}}
-        )
+        await chat(openai, search={"policy": "x"})
     assert bad.value.param == "search.policy"
 
 

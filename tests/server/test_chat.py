@@ -11,7 +11,7 @@ from openai import AsyncOpenAI
 
 from server.settings import Settings
 from tests.search.scripted_engine import ScriptedEngine
-from tests.server.conftest import Call, question, saying
+from tests.server.conftest import Call, chat, chunks, question, saying, search_of
 
 REPLY = "It is a small hedge, cut every year, and it grows back."
 
@@ -21,7 +21,7 @@ async def test_a_plain_completion_is_one_ordinary_reply(
 ) -> None:
     """Without ``search`` nothing in the response tells of trees; tokens are characters here."""
     engine.say = saying(REPLY)
-    done = await openai.chat.completions.create(model="sprig", messages=question("What?"))
+    done = await chat(openai, "What?")
     assert done.object == "chat.completion"
     assert done.choices[0].message.content == REPLY
     assert done.choices[0].finish_reason == "stop"
@@ -40,42 +40,30 @@ async def test_a_plain_stream_shows_each_piece_as_it_is_drawn(
 ) -> None:
     """Deltas are the pieces of 16 tokens; together they are the reply; ids never change."""
     engine.say = saying(REPLY)
-    stream = await openai.chat.completions.create(
-        model="sprig",
-        messages=question(),
-        stream=True,
-        stream_options={"include_usage": True},
-    )
-    chunks = [chunk async for chunk in stream]
-    deltas = [c.choices[0].delta for c in chunks if c.choices]
+    found = await chunks(openai, stream_options={"include_usage": True})
+    deltas = [c.choices[0].delta for c in found if c.choices]
     texts = [d.content for d in deltas if d.content]
     assert deltas[0].role == "assistant"
     assert "".join(texts) == REPLY
     assert [len(t) for t in texts[:-1]] == [settings.step_tokens] * (len(texts) - 1)
-    assert len({(c.id, c.created, c.model, c.object) for c in chunks}) == 1
-    assert chunks[-2].choices[0].finish_reason == "stop"
-    assert chunks[-1].choices == []
-    assert chunks[-1].usage is not None
-    assert chunks[-1].usage.completion_tokens == len(REPLY) + 1
-    assert all(c.usage is None for c in chunks[:-1])
+    assert len({(c.id, c.created, c.model, c.object) for c in found}) == 1
+    assert found[-2].choices[0].finish_reason == "stop"
+    assert found[-1].choices == []
+    assert found[-1].usage is not None
+    assert found[-1].usage.completion_tokens == len(REPLY) + 1
+    assert all(c.usage is None for c in found[:-1])
 
 
 async def test_the_usage_chunk_comes_only_when_asked_for(openai: AsyncOpenAI) -> None:
     """Without include_usage every chunk has a choice and none has a usage."""
-    stream = await openai.chat.completions.create(model="sprig", messages=question(), stream=True)
-    chunks = [chunk async for chunk in stream]
-    assert all(chunk.choices and chunk.usage is None for chunk in chunks)
+    found = await chunks(openai)
+    assert all(chunk.choices and chunk.usage is None for chunk in found)
 
 
 async def test_a_search_answers_in_openais_shape(openai: AsyncOpenAI) -> None:
     """``extra_body`` asks for a search; the reply is the chosen member of the winning class."""
-    done = await openai.chat.completions.create(
-        model="sprig",
-        messages=question(),
-        seed=5,
-        extra_body={"search": {"policy": "rebase", "width": 8}},
-    )
-    found = (done.model_extra or {})["search"]
+    done = await chat(openai, seed=5, search={"policy": "rebase", "width": 8})
+    found = search_of(done)
     text = done.choices[0].message.content or ""
     assert text.endswith(f"The answer is {found['answer']}.")
     assert (found["policy"], found["width"], found["seed"]) == ("rebase", 8, 5)
@@ -94,12 +82,7 @@ async def test_same_seed_same_tree_and_a_random_seed_is_echoed(openai: AsyncOpen
     body = {"search": {"policy": "beam", "width": 6}}
 
     async def parsed(**more: object) -> dict:
-        done = await openai.chat.completions.create(
-            model="sprig",
-            messages=question(),
-            extra_body=body | more,  # type: ignore[arg-type]
-        )
-        return (done.model_extra or {})["search"]
+        return search_of(await chat(openai, **body | more))
 
     drawn = await parsed()
     again = await parsed(seed=drawn["seed"])
@@ -113,22 +96,12 @@ async def test_a_searched_stream_sends_the_reply_once_it_is_certain(
 ) -> None:
     """Role first, the whole reply, then the reason with the ``search`` object, then the usage."""
     body = {"search": {"width": 4, "seed": 3}}
-    whole = await openai.chat.completions.create(
-        model="sprig", messages=question(), extra_body=body
-    )
-    stream = await openai.chat.completions.create(
-        model="sprig",
-        messages=question(),
-        stream=True,
-        stream_options={"include_usage": True},
-        extra_body=body,
-    )
-    chunks = [chunk async for chunk in stream]
-    text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+    whole = await chat(openai, **body)
+    found = await chunks(openai, stream_options={"include_usage": True}, **body)
+    text = "".join(c.choices[0].delta.content or "" for c in found if c.choices)
     assert text == whole.choices[0].message.content
-    found = (chunks[-2].model_extra or {})["search"]
-    assert found["tree_digest"] == (whole.model_extra or {})["search"]["tree_digest"]
-    assert chunks[-1].usage == whole.usage
+    assert search_of(found[-2])["tree_digest"] == search_of(whole)["tree_digest"]
+    assert found[-1].usage == whole.usage
 
 
 @pytest.mark.parametrize("settings", [{"keepalive_seconds": 0.01}], indirect=True)
@@ -151,11 +124,8 @@ async def test_a_stop_string_ends_the_reply_before_it(
 ) -> None:
     """The earliest stop string ends the reply, also across pieces; no stream shows a part of it."""
     engine.say = saying(REPLY)
-    done = await openai.chat.completions.create(model="sprig", messages=question(), stop=stop)
-    stream = await openai.chat.completions.create(
-        model="sprig", messages=question(), stop=stop, stream=True
-    )
-    streamed = "".join([c.choices[0].delta.content or "" async for c in stream])
+    done = await chat(openai, stop=stop)
+    streamed = "".join(c.choices[0].delta.content or "" for c in await chunks(openai, stop=stop))
     assert done.choices[0].message.content == streamed == "It is a small "
     assert done.choices[0].finish_reason == "stop"
 
@@ -166,18 +136,13 @@ async def test_max_tokens_bounds_one_trajectory(
 ) -> None:
     """A plain reply is cut with reason ``length``; so is every trajectory of a search."""
     engine.say = saying(REPLY)
-    done = await openai.chat.completions.create(
-        model="sprig", messages=question(), extra_body={name: 7}
-    )
+    done = await chat(openai, **{name: 7})
     assert done.choices[0].message.content == REPLY[:7]
     assert done.choices[0].finish_reason == "length"
     engine.say = lambda branch: f"on and on {len(branch.tokens)}\n\n"
-    done = await openai.chat.completions.create(
-        model="sprig", messages=question(), extra_body={name: 40, "search": {"width": 2}}
-    )
-    found = (done.model_extra or {})["search"]
+    done = await chat(openai, **{name: 40, "search": {"width": 2}})
     assert done.choices[0].finish_reason == "length"
-    assert found["spec"]["trajectory_tokens"] == 40
+    assert search_of(done)["spec"]["trajectory_tokens"] == 40
     assert done.usage is not None
     assert done.usage.completion_tokens <= 80
 
@@ -188,7 +153,7 @@ async def test_a_reply_ends_where_the_context_does(
     """A reply that does not fit the context is cut there with reason ``length``."""
     engine.context_tokens = len("user: What is it?\n") + 5
     engine.say = saying(REPLY)
-    done = await openai.chat.completions.create(model="sprig", messages=question())
+    done = await chat(openai)
     assert done.choices[0].message.content == REPLY[:5]
     assert done.choices[0].finish_reason == "length"
 
@@ -197,17 +162,10 @@ async def test_temperature_shapes_a_plain_completion_only(
     openai: AsyncOpenAI, engine: ScriptedEngine
 ) -> None:
     """Clients that always send temperature 0 still get diverse branches from a search."""
-    await openai.chat.completions.create(
-        model="sprig", messages=question(), temperature=0, top_p=0.5
-    )
+    await chat(openai, temperature=0, top_p=0.5)
     assert {(s.temperature, s.top_p) for s in engine.samplings} == {(0.0, 0.5)}
     engine.samplings.clear()
-    await openai.chat.completions.create(
-        model="sprig",
-        messages=question(),
-        temperature=0,
-        extra_body={"search": {"width": 2, "temperature": 0.7}},
-    )
+    await chat(openai, temperature=0, search={"width": 2, "temperature": 0.7})
     assert {s.temperature for s in engine.samplings} == {0.7}
 
 
@@ -219,9 +177,7 @@ async def test_reasoning_effort_picks_a_width(
     openai: AsyncOpenAI, effort: str, width: int | None
 ) -> None:
     """Effort is a search by ets; none and minimal are plain."""
-    done = await openai.chat.completions.create(
-        model="sprig", messages=question(), extra_body={"reasoning_effort": effort}
-    )
+    done = await chat(openai, reasoning_effort=effort)
     found = (done.model_extra or {}).get("search")
     picked = found and (found["policy"], found["width"])
     assert picked == (width and ("ets", width))
@@ -232,13 +188,10 @@ async def test_an_alias_searches_and_the_field_wins(openai: AsyncOpenAI) -> None
     listed = [model.id async for model in openai.models.list()]
     assert "sprig" in listed
     assert "sprig:beam-4" in listed
-    done = await openai.chat.completions.create(model="sprig:beam-4", messages=question())
-    found = (done.model_extra or {})["search"]
+    done = await chat(openai, model="sprig:beam-4")
+    found = search_of(done)
     assert (found["policy"], found["width"], done.model) == ("beam", 4, "sprig:beam-4")
-    done = await openai.chat.completions.create(
-        model="sprig:beam-4", messages=question(), extra_body={"search": {"width": 3}}
-    )
-    found = (done.model_extra or {})["search"]
+    found = search_of(await chat(openai, model="sprig:beam-4", search={"width": 3}))
     assert (found["policy"], found["width"]) == ("beam", 3)
 
 
@@ -297,13 +250,9 @@ async def test_a_deadline_returns_the_best_so_far(
     engine.say = lambda branch: "step\n\n" if branch.child else "The answer is 1."
 
     engine.on_expand = lambda: setattr(engine, "gate", asyncio.Event())
-    done = await openai.chat.completions.create(
-        model="sprig",
-        messages=question(),
-        extra_body={"search": {"width": 2, "policy": "best_of_n", "deadline_ms": 100}},
-    )
+    done = await chat(openai, search={"width": 2, "policy": "best_of_n", "deadline_ms": 100})
     assert done.choices[0].message.content == "The answer is 1."
-    assert (done.model_extra or {})["search"]["stop_reason"] == "deadline"
+    assert search_of(done)["stop_reason"] == "deadline"
     assert not engine.live
 
 
@@ -314,7 +263,7 @@ async def test_a_reply_may_be_the_rest_of_the_last_message(
     engine.say = saying(" grows back.")
     messages = [*question("What?"), {"role": "assistant", "content": "A hedge"}]
     rest = {"continue_final_message": True, "add_generation_prompt": False}
-    done = await openai.chat.completions.create(model="sprig", messages=messages, extra_body=rest)
+    done = await chat(openai, messages=messages, **rest)
     assert done.choices[0].message.content == " grows back."
     drawn = "".join(map(chr, engine.expanded[0][0].tokens))
     assert drawn == "user: What?\nassistant: A hedge"

@@ -11,7 +11,7 @@ from openai import AsyncOpenAI
 from search.tree import ROOT
 from server.reply_text import answer_of
 from tests.search.scripted_engine import ScriptedEngine, babble
-from tests.server.conftest import question, saying
+from tests.server.conftest import chat, chunks, saying, search_of
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -20,22 +20,18 @@ async def test_n_of_a_search_is_its_best_distinct_answers(
 ) -> None:
     """Heaviest first, each answer once; fewer if there are not as many."""
     body = {"search": {"policy": "rebase", "width": 16, "seed": 2}}
-    one = await openai.chat.completions.create(model="sprig", messages=question(), extra_body=body)
-    votes = (one.model_extra or {})["search"]["votes"]
+    one = await chat(openai, **body)
+    votes = search_of(one)["votes"]
     assert len(votes) > 2
     for n in (2, 16):
         if stream:
             texts: dict[int, str] = {}
-            async for chunk in await openai.chat.completions.create(
-                model="sprig", messages=question(), n=n, stream=True, extra_body=body
-            ):
+            for chunk in await chunks(openai, n=n, **body):
                 for choice in chunk.choices:
                     texts[choice.index] = texts.get(choice.index, "") + (choice.delta.content or "")
             replies = list(texts.values())
         else:
-            done = await openai.chat.completions.create(
-                model="sprig", messages=question(), n=n, extra_body=body
-            )
+            done = await chat(openai, n=n, **body)
             assert [choice.index for choice in done.choices] == list(range(len(done.choices)))
             assert done.usage == one.usage
             replies = [choice.message.content or "" for choice in done.choices]
@@ -46,8 +42,7 @@ async def test_n_of_a_search_is_its_best_distinct_answers(
 
 async def test_n_of_a_plain_reply_is_n_draws(openai: AsyncOpenAI, engine: ScriptedEngine) -> None:
     """The first is what n = 1 says; the others have noise of their own; the prompt counts once."""
-    one = await openai.chat.completions.create(model="sprig", messages=question(), seed=4)
-    many = await openai.chat.completions.create(model="sprig", messages=question(), seed=4, n=5)
+    one, many = await chat(openai, seed=4), await chat(openai, seed=4, n=5)
     texts = [choice.message.content for choice in many.choices]
     assert texts[0] == one.choices[0].message.content
     assert len(set(texts)) > 1
@@ -56,9 +51,7 @@ async def test_n_of_a_plain_reply_is_n_draws(openai: AsyncOpenAI, engine: Script
     assert many.usage.prompt_tokens == one.usage.prompt_tokens
     assert many.usage.completion_tokens > one.usage.completion_tokens
     streamed: dict[int, str] = {}
-    async for chunk in await openai.chat.completions.create(
-        model="sprig", messages=question(), seed=4, n=5, stream=True
-    ):
+    for chunk in await chunks(openai, seed=4, n=5):
         for choice in chunk.choices:
             streamed[choice.index] = streamed.get(choice.index, "") + (choice.delta.content or "")
     assert [streamed[i] for i in range(5)] == texts
@@ -75,7 +68,7 @@ async def test_a_text_completion_takes_the_prompt_as_it_stands(
     assert done.object == "text_completion"
     assert done.choices[0].text == " grows back."
     assert "".join(map(chr, engine.expanded[0][0].tokens)) == "A hedge"
-    chunks = [
+    found = [
         chunk
         async for chunk in await openai.completions.create(
             model="sprig",
@@ -85,9 +78,9 @@ async def test_a_text_completion_takes_the_prompt_as_it_stands(
             stream_options={"include_usage": True},
         )
     ]
-    assert "".join(c.choices[0].text for c in chunks if c.choices) == " grows back."
-    assert chunks[-2].choices[0].finish_reason == "stop"
-    assert chunks[-1].usage == done.usage
+    assert "".join(c.choices[0].text for c in found if c.choices) == " grows back."
+    assert found[-2].choices[0].finish_reason == "stop"
+    assert found[-1].usage == done.usage
 
 
 async def test_text_completions_of_several_prompts_are_those_of_each(
@@ -128,14 +121,14 @@ async def test_prompts_may_be_token_ids(openai: AsyncOpenAI, engine: ScriptedEng
     engine.say, texts = babble, []
     for prompt in (ids[0], "A hedge"):
         done = await openai.completions.create(model="sprig:beam-4", prompt=prompt, seed=1)
-        texts.append((done.choices[0].text, (done.model_extra or {})["search"]["tree_digest"]))
+        texts.append((done.choices[0].text, search_of(done)["tree_digest"]))
     assert texts[0] == texts[1]
 
 
 async def test_a_text_completion_can_be_searched(openai: AsyncOpenAI) -> None:
     """By field or by alias."""
     done = await openai.completions.create(model="sprig:beam-4", prompt="?", seed=1)
-    assert (done.model_extra or {})["search"]["width"] == 4
+    assert search_of(done)["width"] == 4
     assert done.choices[0].text.endswith(".")
 
 
@@ -179,10 +172,7 @@ async def test_a_search_tells_how_it_gets_on_if_asked(
     body: dict[str, Any] = {"search": {"policy": "rebase", "width": 4, "seed": 3}}
 
     async def deltas(extra: dict[str, Any]) -> list[Any]:
-        stream = await openai.chat.completions.create(
-            model="sprig", messages=question(), stream=True, extra_body=body | extra
-        )
-        return [chunk.choices[0].delta async for chunk in stream]
+        return [chunk.choices[0].delta for chunk in await chunks(openai, **body | extra)]
 
     told = await deltas({"include_reasoning": True})
     lines = [d.reasoning_content for d in told if getattr(d, "reasoning_content", None)]
@@ -200,9 +190,7 @@ async def test_a_search_tells_how_it_gets_on_if_asked(
     said = "".join(d.content or "" for d in told)
     assert said == "".join(d.content or "" for d in quiet)
     for extra, thought in (({"include_reasoning": True}, "".join(lines)), ({}, None)):
-        whole = await openai.chat.completions.create(
-            model="sprig", messages=question(), extra_body=body | extra
-        )
+        whole = await chat(openai, **body | extra)
         message = whole.choices[0].message
         assert message.content == said
         assert (message.model_extra or {}).get("reasoning_content") == thought
@@ -216,10 +204,7 @@ async def test_a_search_says_how_its_answers_are_read(
 
     async def votes(rule: str) -> list[tuple[str, int]]:
         search = {"policy": "self_consistency", "width": 4, "answers": rule}
-        done = await openai.chat.completions.create(
-            model="sprig", messages=question(), extra_body={"search": search}
-        )
-        found = (done.model_extra or {})["search"]
+        found = search_of(await chat(openai, search=search))
         return [(vote["answer"], vote["count"]) for vote in found["votes"]]
 
     assert await votes("maths") == [("0.5", 4)]

@@ -11,11 +11,10 @@ import pytest
 from openai import AsyncOpenAI, BadRequestError
 
 from tests.search.scripted_engine import ScriptedEngine
-from tests.server.conftest import question, saying
+from tests.server.conftest import chat, chunks, saying, search_of
 
 REPLY = "It is a hedge."
 SEARCH = {"policy": "self_consistency", "width": 2, "seed": 1}
-MODEL: dict[str, Any] = {"model": "sprig"}
 
 
 def words(content: Any) -> str:
@@ -29,20 +28,19 @@ def words(content: Any) -> str:
 async def test_a_plain_replys_tokens(openai: AsyncOpenAI, engine: ScriptedEngine) -> None:
     """Whole and streamed: every token of the text once, the end token not, the likeliest beside."""
     engine.say = saying(REPLY)
-    asked: Any = MODEL | {"messages": question(), "logprobs": True, "top_logprobs": 2}
-    whole = (await openai.chat.completions.create(**asked)).choices[0].logprobs
+    asked: Any = {"logprobs": True, "top_logprobs": 2}
+    whole = (await chat(openai, **asked)).choices[0].logprobs
     assert whole is not None
     assert words(whole.content) == REPLY
     assert [t.token for t in whole.content[0].top_logprobs] == ["I", "J"]  # type: ignore[index]
     parts = []
-    async for chunk in await openai.chat.completions.create(**asked, stream=True):
+    for chunk in await chunks(openai, **asked):
         told = chunk.choices[0].logprobs
         if told is not None and told.content:
             assert words(told.content) == chunk.choices[0].delta.content
             parts.append(words(told.content))
     assert "".join(parts) == REPLY
-    without = await openai.chat.completions.create(**MODEL, messages=question(), stream=True)
-    assert all([chunk.choices[0].logprobs is None async for chunk in without])
+    assert all(chunk.choices[0].logprobs is None for chunk in await chunks(openai))
 
 
 async def test_what_a_stop_string_cuts_off_has_none(
@@ -50,14 +48,14 @@ async def test_what_a_stop_string_cuts_off_has_none(
 ) -> None:
     """And each of several replies has its own."""
     engine.say = saying(REPLY)
-    asked: Any = MODEL | {"messages": question(), "logprobs": True, "stop": "hed", "n": 2}
-    done = await openai.chat.completions.create(**asked)
+    asked: Any = {"logprobs": True, "stop": "hed", "n": 2}
+    done = await chat(openai, **asked)
     for choice in done.choices:
         assert choice.message.content == "It is a "
         assert choice.logprobs is not None
         assert words(choice.logprobs.content) == "It is a "
     heard = {0: "", 1: ""}
-    async for chunk in await openai.chat.completions.create(**asked, stream=True):
+    for chunk in await chunks(openai, **asked):
         for choice in chunk.choices:
             heard[choice.index] += words((choice.logprobs and choice.logprobs.content) or [])
     assert heard == {0: "It is a ", 1: "It is a "}
@@ -66,16 +64,13 @@ async def test_what_a_stop_string_cuts_off_has_none(
 @pytest.mark.parametrize("stream", [False, True])
 async def test_the_chosen_reply_of_a_search(openai: AsyncOpenAI, stream: bool) -> None:
     """All of its steps; streamed they are told as soon as it is chosen."""
-    asked: Any = MODEL | {"messages": question(), "logprobs": True}
-    answer = await openai.chat.completions.create(
-        **asked, stream=stream, extra_body={"search": SEARCH}
-    )
     if not stream:
-        [choice] = answer.choices
+        [choice] = (await chat(openai, logprobs=True, search=SEARCH)).choices
+        assert choice.logprobs is not None
         assert words(choice.logprobs.content) == choice.message.content
         return
     text = tokens = ""
-    async for chunk in answer:
+    for chunk in await chunks(openai, logprobs=True, search=SEARCH):
         text += chunk.choices[0].delta.content or ""
         told = chunk.choices[0].logprobs
         tokens += words((told and told.content) or [])
@@ -88,11 +83,9 @@ async def test_the_chosen_reply_of_a_search(openai: AsyncOpenAI, stream: bool) -
 )
 async def test_asking_for_them_changes_no_tree(openai: AsyncOpenAI) -> None:
     """Nor the reply."""
-    asked: Any = MODEL | {"messages": question(), "extra_body": {"search": SEARCH}}
-    without = await openai.chat.completions.create(**asked)
-    found = await openai.chat.completions.create(**asked, logprobs=True)
-    digests = [(done.model_extra or {})["search"]["tree_digest"] for done in (without, found)]
-    assert digests[0] == digests[1]
+    without = await chat(openai, search=SEARCH)
+    found = await chat(openai, search=SEARCH, logprobs=True)
+    assert search_of(without)["tree_digest"] == search_of(found)["tree_digest"]
 
 
 async def test_of_a_text_completion(openai: AsyncOpenAI, engine: ScriptedEngine) -> None:
@@ -113,7 +106,7 @@ async def test_an_echo(openai: AsyncOpenAI, engine: ScriptedEngine) -> None:
     """The prompt stands before each reply to it, streamed too; refused with log-probabilities, as
     a prompt's are not told."""
     engine.say = saying(REPLY)
-    asked: Any = MODEL | {"prompt": ["one: ", "two: "], "echo": True}
+    asked: Any = {"model": "sprig", "prompt": ["one: ", "two: "], "echo": True}
     done = await openai.completions.create(**asked, n=2)
     expected = [f"{name}: {REPLY}" for name in ("one", "one", "two", "two")]
     assert [choice.text for choice in done.choices] == expected
@@ -133,5 +126,5 @@ async def test_an_engine_that_tells_none_says_so(
     """By the field's name."""
     engine.logprobs = False
     with pytest.raises(BadRequestError, match="does not tell them") as refused:
-        await openai.chat.completions.create(**MODEL, messages=question(), logprobs=True)
+        await chat(openai, logprobs=True)
     assert refused.value.param == "logprobs"

@@ -10,7 +10,7 @@ from openai import AsyncOpenAI
 from server.reply_text import opens_reasoning, split_reasoning
 from server.streams import ReplyStream
 from tests.search.scripted_engine import ScriptedEngine, encode
-from tests.server.conftest import question, saying
+from tests.server.conftest import chat, chunks, saying, search_of
 
 THINKING = "<think>\nThe answer is 1? No.\n</think>\n\nThe answer is 2."
 
@@ -56,10 +56,8 @@ def test_a_template_may_open_the_thought() -> None:
 async def test_a_thought_is_reasoning_content(openai: AsyncOpenAI, engine: ScriptedEngine) -> None:
     """Whole or streamed; the reply has none of it."""
     engine.say = saying(THINKING)
-    whole = await openai.chat.completions.create(model="sprig", messages=question())
-    message = whole.choices[0].message
-    stream = await openai.chat.completions.create(model="sprig", messages=question(), stream=True)
-    deltas = [chunk.choices[0].delta async for chunk in stream]
+    message = (await chat(openai)).choices[0].message
+    deltas = [chunk.choices[0].delta for chunk in await chunks(openai)]
     thought = "".join(getattr(delta, "reasoning_content", None) or "" for delta in deltas)
     assert message.content == "".join(d.content or "" for d in deltas) == "The answer is 2."
     assert (message.model_extra or {})["reasoning_content"] == thought == "The answer is 1? No."
@@ -72,10 +70,8 @@ async def test_answers_are_not_looked_for_in_thoughts(
     body = {"search": {"policy": "self_consistency", "width": 2, "step_tokens": 200}}
 
     async def parsed() -> tuple[str | None, dict]:
-        done = await openai.chat.completions.create(
-            model="sprig", messages=question(), extra_body=body
-        )
-        return done.choices[0].message.content, (done.model_extra or {})["search"]
+        done = await chat(openai, **body)
+        return done.choices[0].message.content, search_of(done)
 
     engine.say = saying(THINKING)
     content, found = await parsed()

@@ -17,7 +17,7 @@ from server.service import create_service
 from server.settings import Settings
 from server.written_reply import CONNECTION
 from tests.search.scripted_engine import ScriptedEngine, decode
-from tests.server.conftest import PlainText, client_over, question, saying
+from tests.server.conftest import PlainText, chat, client_over, question, saying
 from tests.server.test_tool_calls import tagged
 
 ADD: Any = {
@@ -67,7 +67,7 @@ def app(settings: Settings, engine: ScriptedEngine) -> FastAPI:
 async def test_the_model_may_call(openai: AsyncOpenAI, engine: ScriptedEngine) -> None:
     """It is told of the tools; its calls are read out of its reply, and why it ended says so."""
     engine.say = saying(REPLY)
-    done = await openai.chat.completions.create(**ASKED)
+    done = await chat(openai, **ASKED)
     assert decode(engine.expanded[0][0].tokens) == "tool: add\ntool: weather\nuser: 2 and 3?\n"
     [choice] = done.choices
     assert choice.finish_reason == "tool_calls"
@@ -101,11 +101,11 @@ async def test_streamed_calls_are_those_of_the_whole_reply(
 async def test_a_reply_without_a_call(openai: AsyncOpenAI, engine: ScriptedEngine) -> None:
     """Is a reply as ever; with ``none`` the model is told of no tool and nothing is read as one."""
     engine.say = saying("Five.")
-    [choice] = (await openai.chat.completions.create(**ASKED)).choices
+    [choice] = (await chat(openai, **ASKED)).choices
     assert (choice.finish_reason, choice.message.content) == ("stop", "Five.")
     assert choice.message.tool_calls is None
     engine.say = saying(REPLY)
-    [choice] = (await openai.chat.completions.create(**ASKED, tool_choice="none")).choices
+    [choice] = (await chat(openai, **ASKED, tool_choice="none")).choices
     assert (choice.finish_reason, choice.message.content) == ("stop", REPLY)
     assert decode(engine.expanded[-1][0].tokens).startswith("user: 2 and 3?\n")
 
@@ -113,7 +113,7 @@ async def test_a_reply_without_a_call(openai: AsyncOpenAI, engine: ScriptedEngin
 async def test_one_call_at_a_time(openai: AsyncOpenAI, engine: ScriptedEngine) -> None:
     """Without ``parallel_tool_calls`` the first one is what counts."""
     engine.say = saying(REPLY)
-    [choice] = (await openai.chat.completions.create(**ASKED, parallel_tool_calls=False)).choices
+    [choice] = (await chat(openai, **ASKED, parallel_tool_calls=False)).choices
     [call] = choice.message.tool_calls or []
     assert call.type == "function"
     assert call.function.name == "add"
@@ -122,7 +122,7 @@ async def test_one_call_at_a_time(openai: AsyncOpenAI, engine: ScriptedEngine) -
 async def test_calls_and_results_go_back_in(openai: AsyncOpenAI, engine: ScriptedEngine) -> None:
     """As the chat template has them: arguments are objects there."""
     engine.say = saying("Five.")
-    await openai.chat.completions.create(model="sprig", messages=CALLED)
+    await chat(openai, messages=CALLED)
     call = '{"name": "add", "arguments": {"a": 2}}'
     expected = f"user: 2 and 3?\nassistant: \ncall: {call}\ntool: 5\n"
     assert decode(engine.expanded[0][0].tokens) == expected
@@ -137,9 +137,7 @@ async def test_a_search_whose_reply_calls(openai: AsyncOpenAI, engine: ScriptedE
         return "I add.\n\n" if branch.parent == 0 else tagged(a=branch.child)
 
     engine.say = say
-    done = await openai.chat.completions.create(
-        **ASKED, extra_body={"search": {"policy": "rebase", "width": 2, "seed": 1}}
-    )
+    done = await chat(openai, **ASKED, search={"policy": "rebase", "width": 2, "seed": 1})
     [choice] = done.choices
     assert choice.finish_reason == "tool_calls"
     assert choice.message.content == "I add."
@@ -170,7 +168,7 @@ async def test_a_tool_that_must_be_called(
     async with openai.chat.completions.stream(**ASKED, tool_choice=choice) as events:
         done = await events.get_final_completion()
     if not stream:
-        done = await openai.chat.completions.create(**ASKED, tool_choice=choice)
+        done = await chat(openai, **ASKED, tool_choice=choice)
     [grammar] = {sampling.grammar for sampling in engine.samplings}
     assert json.loads(grammar or "") == ADD["function"]["parameters"]
     [choice] = done.choices
@@ -185,7 +183,7 @@ async def test_one_of_several_must_be_called(openai: AsyncOpenAI, engine: Script
     place = {"type": "object", "properties": {"x": {"type": "integer"}}}
     takes = {"properties": {"at": {"$ref": "#/$defs/P"}}, "$defs": {"P": place}}
     tools: Any = [ADD, {"type": "function", "function": {"name": "put", "parameters": takes}}]
-    done = await openai.chat.completions.create(**ASKED | {"tools": tools}, tool_choice="required")
+    done = await chat(openai, **ASKED | {"tools": tools}, tool_choice="required")
     [choice] = done.choices
     [call] = choice.message.tool_calls or []
     assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
@@ -201,9 +199,7 @@ async def test_a_call_that_is_cut(openai: AsyncOpenAI, engine: ScriptedEngine) -
     """Ends by ``length``, with as much of it as there is."""
     engine.grammar, engine.say = True, saying('{"a": 2, "b": 3}')
     tools: Any = [ADD]
-    done = await openai.chat.completions.create(
-        **ASKED | {"tools": tools}, tool_choice="required", max_tokens=6
-    )
+    done = await chat(openai, **ASKED | {"tools": tools}, tool_choice="required", max_tokens=6)
     [choice] = done.choices
     [call] = choice.message.tool_calls or []
     assert call.type == "function"
@@ -220,10 +216,11 @@ async def test_a_search_that_must_call(openai: AsyncOpenAI, engine: ScriptedEngi
     """The tree reasons without the tools' schema; the call is written from what was chosen."""
     engine.grammar, engine.say = True, reasoned_and_called
     tools: Any = [ADD]
-    done = await openai.chat.completions.create(
+    done = await chat(
+        openai,
         **ASKED | {"tools": tools},
         tool_choice="required",
-        extra_body={"search": {"policy": "rebase", "width": 2, "seed": 1}},
+        search={"policy": "rebase", "width": 2, "seed": 1},
     )
     [choice] = done.choices
     [call] = choice.message.tool_calls or []

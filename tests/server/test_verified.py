@@ -12,7 +12,7 @@ from search.engine import VerifierFailed
 from server.reward_settings import verified_alone
 from server.settings import SettingsError, load_settings
 from tests.search.scripted_engine import ScriptedEngine
-from tests.server.conftest import question
+from tests.server.conftest import chat, question
 
 SEARCH = {"policy": "rebase", "width": 4, "seed": 1}
 
@@ -69,9 +69,7 @@ async def test_steps_that_a_client_has_are_its_to_judge_too(http: httpx2.AsyncCl
 
 async def test_replies_say_so(openai: AsyncOpenAI) -> None:
     """By the fingerprint, and by how far the same seed gives the same tree."""
-    reply = await openai.chat.completions.create(
-        model="sprig", messages=question("well"), extra_body={"search": SEARCH}
-    )
+    reply = await chat(openai, "well", search=SEARCH)
     assert reply.system_fingerprint is not None
     assert reply.system_fingerprint.endswith(f"scripted-1/{Judging.fingerprint}")
     assert reply.model_dump()["search"]["reproducible"] == "no"
