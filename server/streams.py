@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncGenerator, Sequence
-from collections.abc import Set as AbstractSet
 from contextlib import aclosing
 from typing import Any, NamedTuple
 
@@ -14,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 from search.events import Answered, Event, Expanded, Finished, Scored, Started, grow
 from search.policies.registry import POLICIES, returns_to_root
 from search.spec import SearchSpec
-from search.tree import ROOT, Node, Tree
+from search.tree import Tree
 from server.reply_text import split_reasoning
 from server.tool_calls import CallDelta, CallReader, CallStream
 
@@ -58,9 +57,6 @@ class StablePrefix:
 
     def __init__(self, spec: SearchSpec) -> None:
         self._tree: Tree | None = None
-        self._trunk = ROOT
-        """The last node known to be on the way to everything alive, and the text down to it."""
-        self._sent = ""
         self._goes_back = returns_to_root(POLICIES[spec.policy](spec))
 
     def on_event(self, event: Event) -> None:
@@ -71,29 +67,11 @@ class StablePrefix:
             grow(self._tree, event)
 
     def text(self) -> str:
-        """What the reply begins with. Between rounds; it only ever grows."""
+        """What the reply begins with. Between rounds; it only grows as long as anything lives."""
         tree = self._tree
         if tree is None:
             return ""
-        alive = tree.above((*tree.leaves(), *tree.finished()))
-        while len(below := _below(tree, self._trunk, alive)) == 1:
-            self._trunk = below[0].id
-            self._sent += below[0].text
-        return self._sent + _common(tree, below, alive)
-
-
-def _below(tree: Tree, node: int, alive: AbstractSet[int]) -> list[Node]:
-    """The children of a node through which something alive is reached."""
-    return [tree[child] for child in tree[node].children if child in alive]
-
-
-def _common(tree: Tree, nodes: Sequence[Node], alive: AbstractSet[int]) -> str:
-    """What all that is alive at these siblings and below them says first."""
-    start = shared([node.text for node in nodes])
-    if all(len(node.text) > len(start) for node in nodes):
-        return start
-    starts = [node.text + _common(tree, _below(tree, node.id, alive), alive) for node in nodes]
-    return shared(starts)
+        return shared([tree.text(node.id) for node in (*tree.leaves(), *tree.finished())])
 
 
 def shared(texts: Sequence[str]) -> str:
