@@ -22,6 +22,7 @@ from cli.intervals import clustered95
 from cli.shared_samples import SharedSamples
 from models.tasks.task import Task
 from runtime.accounting import Flops, no_flops
+from runtime.all_of import all_of
 from runtime.embedded.model.config import ModelConfig, footprint
 from runtime.profiles import PROFILES, Profile
 from runtime.reward_format import reward_format
@@ -113,12 +114,7 @@ async def evaluate(
         return scores
 
     items = [(seed, question) for seed in wanted.seeds for question in wanted.questions]
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(one(i, *item)) for i, item in enumerate(items)]
-    except ExceptionGroup as failed:
-        raise failed.exceptions[0] from None
-    by_item = [task.result() for task in tasks]
+    by_item = await all_of(one(i, *item) for i, item in enumerate(items))
     return [
         row(wanted, spec, [scores[i] for scores in by_item]) for i, spec in enumerate(wanted.specs)
     ]

@@ -18,6 +18,7 @@ from cli.kept_lines import KeptLines
 from cli.shared_samples import SharedSamples
 from cli.successive_halving import Cell, tree_key
 from runtime.accounting import Flops, no_flops
+from runtime.all_of import all_of
 from runtime.profiles import PROFILES, Profile
 from runtime.text import Text
 from search.engine import Engine
@@ -101,12 +102,7 @@ class GridSearch:
         rooms: asyncio.Queue[Engine] = asyncio.Queue()
         for engine in list(self._engines) * self._grid.at_once:
             rooms.put_nowait(engine)
-        try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._rows(rooms, keys, *place)) for place in places]
-        except ExceptionGroup as failed:
-            raise failed.exceptions[0] from None
-        rows = [task.result() for task in tasks]
+        rows = await all_of(self._rows(rooms, keys, *place) for place in places)
         return [_cell(spec, [row[tree_key(spec)] for row in rows], questions) for spec in specs]
 
     async def seconds_alone(self, specs: Iterable[SearchSpec], questions: int) -> dict[str, float]:

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from runtime.all_of import all_of
 from search.controller import ABORT_SECONDS, check_rewards, within
 from search.engine import Engine, EngineError, Trajectory
 from search.problem import Problem
@@ -115,7 +116,8 @@ async def score_replies(
         own = f"{name}.{len(trees)}", one.reply.problem, seed, engine.capabilities.outcome
         trees.setdefault(one.reply.problem, ScoreTree(*own)).replies.append(one)
     try:
-        await within(until.left(), _side_by_side(trees.values(), engine, on_scored))
+        each = (tree.score(engine, on_scored) for tree in trees.values())
+        await within(until.left(), all_of(each))
     except TooLate:
         await _let_go(trees.values(), engine.abort, until.closing(ABORT_SECONDS))
         message = "the deadline came before all steps were scored"
@@ -125,16 +127,6 @@ async def score_replies(
         raise
     await _let_go(trees.values(), engine.release, until.releasing())
     return [one.rewards for one in scored]
-
-
-async def _side_by_side(trees: Collection[ScoreTree], engine: Engine, on_scored: OnScored) -> None:
-    """All trees; when one fails, none of the others is at work any more."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            for tree in trees:
-                group.create_task(tree.score(engine, on_scored))
-    except BaseExceptionGroup as several:
-        raise several.exceptions[0] from None
 
 
 async def _let_go(

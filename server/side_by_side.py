@@ -7,8 +7,9 @@ import asyncio
 from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
+from runtime.all_of import all_of
 from runtime.engine_wrapper import EngineWrapper
 from search.counters import Counters
 from search.engine import Branch, Engine, Sampling, Step
@@ -18,8 +19,6 @@ from server.quotas import ReplyTokens
 from server.reply_events import Certain, Tell
 from server.reply_logprobs import LogprobRecorder, ReplyToken, in_text
 from server.service import Service
-
-T = TypeVar("T")
 
 Completions = Sequence[Sequence[PlainCompletion]]
 """Replies, those to one prompt together."""
@@ -66,7 +65,7 @@ async def draw_side_by_side(
         own = replace(wanted, seconds=seconds)
         return runner.complete(name, own, on_text, recorder or engine)
 
-    replies = await _all([draw(index, place) for index, place in enumerate(places)])
+    replies = await all_of(draw(index, place) for index, place in enumerate(places))
     spent.completion = before + sum(reply.tokens for reply in replies)
     pairs = zip(recorders, replies, strict=True) if recorders else ()
     tokens = [in_text(own.drawn(), len(reply.text), service.text) for own, reply in pairs]
@@ -87,20 +86,6 @@ def _places(completions: Completions, tree: str, engine: Engine) -> Iterator[Pla
         names = [f"{own}.{wanted.draw}" for wanted in draws]
         joint = JointReplies(engine, own, names)
         yield from ((wanted, name, joint) for wanted, name in zip(draws, names, strict=True))
-
-
-async def _all(works: Sequence[Coroutine[None, None, T]]) -> list[T]:
-    """What all come to. None goes on when one has failed, and all have ended then."""
-    if len(works) == 1:
-        return [await works[0]]
-    tasks = [asyncio.create_task(work) for work in works]
-    try:
-        return await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            if not task.cancelling():  # or it lets go of its tree already
-                task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 Asked = tuple[Branch, "asyncio.Future[Step]"]

@@ -19,6 +19,7 @@ from typing import Literal
 import httpx
 
 from hedgerow_sglang.plugin_protocol import BACKENDS, REWARD_CLASSES, REWARD_MODELS
+from runtime.all_of import all_of
 from runtime.checkpoint import architecture
 from runtime.servers.waiting import report_while
 from runtime.sglang.request_priority import PRIORITY_UNITS
@@ -272,12 +273,7 @@ class LaunchedServers:
         Raises EngineDown or OSError for one that does not start; none is left running then.
         """
         try:
-            async with asyncio.TaskGroup() as starts:
-                for server in self.servers:
-                    starts.create_task(server.restart())
-        except BaseExceptionGroup as several:
-            await self.close()
-            raise several.exceptions[0] from None
+            await all_of(server.restart() for server in self.servers)
         except BaseException:
             await self.close()
             raise
