@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cli.accuracy_plot import plot
-from cli.evaluation import (
-    Evaluation,
-    Trial,
-    evaluate,
-    item_seed,
-    side_by_side,
-)
+from cli.evaluation import Evaluation, Trial, evaluate, item_seed, side_by_side
 from cli.intervals import clustered95, wilson95
 from models.tasks.task import Split, Verdict
 from search.engine import Branch, EngineDown
@@ -57,20 +50,10 @@ class Echo:
     """Questions that are numbers; a reply is right if it repeats its number."""
 
     name = "echo"
-    max_depth = 3
-    max_step_tokens = 32
 
     def questions(self, split: Split, limit: int | None = None, seed: int = 0) -> list[str]:
         """Numbers from 0."""
         return [str(i) for i in range(limit or 8)]
-
-    def key(self, question: str) -> str:
-        """The number."""
-        return question
-
-    def matches(self, question: str) -> bool:
-        """Any number."""
-        return question.isdecimal()
 
     def check(self, question: str, text: str) -> Verdict:
         """Right if the last line says the number."""
@@ -85,18 +68,6 @@ class Echo:
     def answer(self, text: str) -> str | None:
         """What the last line says."""
         return answer_of(text)
-
-    def solve(self, question: str, rng: random.Random) -> list[str]:
-        """The answer at once."""
-        return [f"The answer is {question}."]
-
-    def rival(self, question: str, rng: random.Random) -> str:
-        """The next number."""
-        return str(int(question) + 1)
-
-    def lesson(self, rng: random.Random) -> tuple[str, list[str]]:
-        """The first number."""
-        return "0", self.solve("0", rng)
 
 
 def wanted(
