@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationInfo
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
@@ -23,6 +23,8 @@ from server.model_settings import (
     served_name,
 )
 from server.tuned import read_tuned
+
+T = TypeVar("T")
 
 PREFIX = "HEDGEROW_"
 EMBEDDED = "--engine embedded"
@@ -210,13 +212,12 @@ def _url(value: str) -> str:
     return value.rstrip("/")
 
 
+OptionalOf = Annotated[T | None, BeforeValidator(_optional)]
 Positive = Annotated[int, Field(ge=1)]
 FrontEndName = Annotated[str, Field(pattern=r"^[a-z0-9]{0,16}$")]
 Share = Annotated[float, Field(gt=0, lt=1)]
 FormatName = Annotated[str, AfterValidator(_format)]
-VerifierName = Annotated[
-    Annotated[str, AfterValidator(_verifier)] | None, BeforeValidator(_optional)
-]
+VerifierName = OptionalOf[Annotated[str, AfterValidator(_verifier)]]
 ProfileName = Annotated[str, AfterValidator(_profile)]
 Names = Annotated[tuple[str, ...], BeforeValidator(_by_commas)]
 DraftWidths = Annotated[
@@ -226,22 +227,16 @@ DraftWidths = Annotated[
 ]
 LoadSizes = Annotated[tuple[Positive, Positive, Positive], BeforeValidator(_by_commas)]
 Urls = Annotated[tuple[Annotated[str, AfterValidator(_url)], ...], BeforeValidator(_by_commas)]
-OptionalHeaders = Annotated[
-    Annotated[SecretStr, AfterValidator(_headers)] | None, BeforeValidator(_optional)
-]
-OptionalShares = Annotated[
-    Annotated[tuple[Share, Share], BeforeValidator(_by_commas)] | None, BeforeValidator(_optional)
-]
-OptionalSecret = Annotated[SecretStr | None, BeforeValidator(_optional)]
-OptionalPath = Annotated[Path | None, BeforeValidator(_optional)]
+OptionalHeaders = OptionalOf[Annotated[SecretStr, AfterValidator(_headers)]]
+OptionalShares = OptionalOf[Annotated[tuple[Share, Share], BeforeValidator(_by_commas)]]
+OptionalSecret = OptionalOf[SecretStr]
+OptionalPath = OptionalOf[Path]
 PolicyCheckpoint = Annotated[Path, BeforeValidator(_policy)]
 RewardCheckpoint = Annotated[Path | None, BeforeValidator(_reward), BeforeValidator(_optional)]
 DraftCheckpoint = Annotated[Path | None, BeforeValidator(_draft), BeforeValidator(_optional)]
-OptionalCheckpoint = Annotated[
-    Annotated[Path, AfterValidator(checkpoint)] | None, BeforeValidator(_optional)
-]
+OptionalCheckpoint = OptionalOf[Annotated[Path, AfterValidator(checkpoint)]]
 ServedName = Annotated[str, AfterValidator(_served)]
 EngineName = Annotated[Literal["auto", "embedded", "sglang", "openai"], AfterValidator(_engine)]
 LaunchPython = Annotated[Path, AfterValidator(_python)]
-OptionalFile = Annotated[Annotated[Path, AfterValidator(_file)] | None, BeforeValidator(_optional)]
-TunedFile = Annotated[Annotated[Path, AfterValidator(_tuned)] | None, BeforeValidator(_optional)]
+OptionalFile = OptionalOf[Annotated[Path, AfterValidator(_file)]]
+TunedFile = OptionalOf[Annotated[Path, AfterValidator(_tuned)]]
