@@ -38,12 +38,13 @@ def with_models(settings: Settings, *, weights: bool = True) -> Settings:
     """
     settings = _made(settings)
     weights = weights and settings.engine_way not in OTHERS_RUN
+    revisions = {"policy_model": settings.revision, "reward_model": settings.reward_revision}
     for patterns in (DESCRIPTION, (WEIGHTS,)) if weights else (DESCRIPTION,):
         missing = {
             key: name for key in _read(settings) if (name := _missing(settings, key, weights))
         }
         for key, name in missing.items():
-            _download(key, name, _revision(settings, key), patterns)
+            _download(key, name, revisions.get(key), patterns)
         if missing:
             settings = _again(settings, missing)
         known_format(settings)
@@ -83,11 +84,6 @@ def is_whole(folder: Path) -> bool:
         elif (folder / f"{stem}.{ending}").is_file():
             return True
     return False
-
-
-def _revision(settings: Settings, key: str) -> str | None:
-    kinds = {"policy_model": settings.revision, "reward_model": settings.reward_revision}
-    return kinds.get(key)
 
 
 def _download(key: str, name: str, revision: str | None, patterns: tuple[str, ...]) -> None:

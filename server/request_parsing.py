@@ -320,7 +320,9 @@ async def _grammar(
     if _sets_any(request, "response_format", "structured_outputs", "guided_json"):
         asked = schema_asked(request, service.runner.engine.capabilities)
     if tools is not None:
-        asked = tools.schema_beside(asked)
+        if asked is not None:  # no call would fit it
+            raise bad_value(asked.top, "leave it out with tools that may be called")
+        asked = tools.schema
     return None if asked is None else await service.grammar(asked)
 
 

@@ -79,14 +79,9 @@ class Tokenizing:
             self._other = text.another()
         try:
             return encode(self._other)
-        finally:
-            give_back()
-
-
-def give_back() -> None:
-    """Return freed memory to the system, where the C library can: it keeps it otherwise."""
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)
+        finally:  # the C library keeps freed memory unless it is told to return it
+            with suppress(OSError, AttributeError):
+                ctypes.CDLL(None).malloc_trim(0)
 
 
 DECIDING = ("numpy", "scipy", "pulp", "math-verify", "sympy", "llguidance")

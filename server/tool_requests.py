@@ -57,13 +57,6 @@ class AskedTools:
     reader: CallReader
     schema: AskedSchema | None = None
 
-    def schema_beside(self, other: AskedSchema | None) -> AskedSchema | None:
-        """What the reply must fit, if anything. Raises ApiError for another schema: no call would
-        fit it."""
-        if other is not None:
-            raise bad_value(other.top, "leave it out with tools that may be called")
-        return self.schema
-
 
 async def tools_of(request: ChatRequest, service: Service) -> AskedTools | None:
     """What a chat's tools ask for; None where no call may be made. Raises ApiError naming what is
