@@ -14,7 +14,7 @@ from openai import AsyncOpenAI
 from search.engine import LOGITS_PARAMS
 from server.unsupported_parameters import RESPONSES
 from tests.search.scripted_engine import ScriptedEngine, decode
-from tests.server.conftest import Call, saying
+from tests.server.conftest import Call, chat, saying, search_of
 
 REPLY = "It is a small hedge, cut every year."
 THOUGHT = "<think>A hedge?</think>It is one."
@@ -130,11 +130,7 @@ async def test_what_is_cut_is_incomplete(
 async def test_a_search(openai: AsyncOpenAI, stream: bool) -> None:
     """The tree that a chat with the same ``search`` has; rounds are told where a summary is asked
     for."""
-    chat = await openai.chat.completions.create(
-        model="sprig",
-        messages=[{"role": "user", "content": "What?"}],
-        extra_body={"search": SEARCH, "include_reasoning": True},
-    )
+    told = await chat(openai, "What?", search=SEARCH, include_reasoning=True)
     found: Any = await openai.responses.create(
         model="sprig",
         input="What?",
@@ -144,10 +140,9 @@ async def test_a_search(openai: AsyncOpenAI, stream: bool) -> None:
     )
     if stream:
         found = [event async for event in found][-1].response
-    digest = (chat.model_extra or {})["search"]["tree_digest"]
-    assert found.model_extra["search"]["tree_digest"] == digest
-    assert found.output_text == chat.choices[0].message.content
-    rounds = (chat.choices[0].message.model_extra or {})["reasoning_content"]
+    assert search_of(found)["tree_digest"] == search_of(told)["tree_digest"]
+    assert found.output_text == told.choices[0].message.content
+    rounds = (told.choices[0].message.model_extra or {})["reasoning_content"]
     assert found.output[0].content[0].text == rounds
 
 
@@ -173,11 +168,10 @@ async def test_log_probabilities(openai: AsyncOpenAI, engine: ScriptedEngine, st
 async def test_it_is_drawn_as_a_chat_is(openai: AsyncOpenAI, engine: ScriptedEngine) -> None:
     """By the same seed and sampling parameters."""
     engine.logits_params = LOGITS_PARAMS
-    asked: Any = {"model": "sprig", "temperature": 0.5, "top_p": 0.9}
-    more = {"seed": 7, "top_k": 5, "presence_penalty": 0.5}
-    await openai.responses.create(**asked, input="What?", extra_body=more)
-    question: Any = [{"role": "user", "content": "What?"}]
-    await openai.chat.completions.create(**asked, messages=question, extra_body=more)
+    asked: Any = {"temperature": 0.5, "top_p": 0.9}
+    more: Any = {"seed": 7, "top_k": 5, "presence_penalty": 0.5}
+    await openai.responses.create(model="sprig", **asked, input="What?", extra_body=more)
+    await chat(openai, "What?", **asked, **more)
     assert engine.samplings[0] == engine.samplings[-1]
     assert engine.expanded[0][0].seed == engine.expanded[-1][0].seed
 

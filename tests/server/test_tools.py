@@ -17,7 +17,7 @@ from server.service import create_service
 from server.settings import Settings
 from server.written_reply import CONNECTION
 from tests.search.scripted_engine import ScriptedEngine, decode
-from tests.server.conftest import PlainText, chat, client_over, question, saying
+from tests.server.conftest import PlainText, chat, client_over, question, saying, search_of
 from tests.server.test_tool_calls import tagged
 
 ADD: Any = {
@@ -228,7 +228,7 @@ async def test_a_search_that_must_call(openai: AsyncOpenAI, engine: ScriptedEngi
     assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
     assert call.function.arguments == '{"a": 2, "b": 3}'
     assert (choice.message.model_extra or {})["reasoning_content"] == "The answer is 5."
-    assert (done.model_extra or {})["search"]["answer"] == "5"
+    assert search_of(done)["answer"] == "5"
     assert engine.samplings[0].grammar is None
     assert engine.samplings[-1].grammar is not None
 

@@ -17,7 +17,7 @@ from server.app import create_app
 from server.service import create_service
 from server.settings import Settings
 from tests.search.scripted_engine import ScriptedEngine, babble, decode
-from tests.server.conftest import Call, PlainText, client_over, question
+from tests.server.conftest import Call, PlainText, chat, chunks, client_over, question
 
 MARK = "The answer as JSON:\n"
 SEARCH = {"policy": "rebase", "width": 4, "seed": 2}
@@ -103,11 +103,9 @@ async def test_a_stream_tells_the_same(
     rounds, where these are asked for, and the trajectory."""
     whole = await answered(http, response_format=FORMAT, include_reasoning=told)
     message = whole["choices"][0]["message"]
-    asked = body(response_format=FORMAT, stream=True, stream_options={"include_usage": True})
-    more = {"search": asked.pop("search"), "include_reasoning": told}
-    stream: Any = await openai.chat.completions.create(**asked, extra_body=more)
-    chunks = [chunk async for chunk in stream]
-    deltas = [chunk.choices[0].delta for chunk in chunks if chunk.choices]
+    asked: Any = {"search": SEARCH, "response_format": FORMAT, "include_reasoning": told}
+    found = await chunks(openai, **asked, stream_options={"include_usage": True})
+    deltas = [chunk.choices[0].delta for chunk in found if chunk.choices]
     thoughts = [getattr(delta, "reasoning_content", None) or "" for delta in deltas]
     contents = [delta.content or "" for delta in deltas]
     assert "".join(thoughts) == message["reasoning_content"]
@@ -115,24 +113,24 @@ async def test_a_stream_tells_the_same(
     kinds = [bool(t) for t, c in zip(thoughts, contents, strict=True) if t or c]
     assert kinds == sorted(kinds, reverse=True)
     assert ("round 1" in message["reasoning_content"]) == told
-    assert chunks[-1].usage.model_dump(exclude_none=True) == whole["usage"]
+    assert found[-1].usage is not None
+    assert found[-1].usage.model_dump(exclude_none=True) == whole["usage"]
 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_each_choice_is_written(openai: AsyncOpenAI, stream: bool) -> None:
     """The best distinct answers, each from its own trajectory."""
-    asked = {"model": "sprig", "messages": question(), "n": 3, "response_format": FORMAT}
-    more = {"search": SEARCH | {"width": 16}}
-    done: Any = await openai.chat.completions.create(**asked, stream=stream, extra_body=more)
+    asked: Any = {"n": 3, "response_format": FORMAT, "search": SEARCH | {"width": 16}}
     texts: dict[int, str] = {}
     if stream:
         thoughts: dict[int, str] = {}
-        async for chunk in done:
+        for chunk in await chunks(openai, **asked):
             for choice in chunk.choices:
                 texts[choice.index] = texts.get(choice.index, "") + (choice.delta.content or "")
                 thought = getattr(choice.delta, "reasoning_content", None) or ""
                 thoughts[choice.index] = thoughts.get(choice.index, "") + thought
     else:
+        done: Any = await chat(openai, **asked)
         texts = {choice.index: choice.message.content for choice in done.choices}
         thoughts = {choice.index: choice.message.reasoning_content for choice in done.choices}
     answers = [Answer.model_validate_json(text).answer for text in texts.values()]
