@@ -99,12 +99,6 @@ class BenchmarkParser(argparse.ArgumentParser):
         says = f"{of}, by commas" if of else "by commas"
         self.add_argument(f"--{option}", type=reader, dest=dest, help=says)
 
-    def embedded_alone(self, **given: object) -> None:
-        """Refuse options, by their names, that were given where SGLang runs the models."""
-        for option, value in given.items():
-            if value is not None:
-                self.error(f"--{option} {value}: the embedded engine's alone")
-
     def error(self, message: str) -> NoReturn:
         """End the program, status 2."""
         self.exit(2, f"loadtest.{self._name}: {message.removeprefix('argument ')}\n")

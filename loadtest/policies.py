@@ -4,8 +4,7 @@
 accuracy, FLOPs, KV. Then, timed in turns, in pools of a share of REBASE's peak: problems a second
 with 4 to 32 searches at once, and what deciding costs. REBASE's peak is what the engine holds with
 the fewest searches at once and room for all; the reward model's pool is the same for everybody.
-`--choose weight` sweeps ETS's budget weight on dev instead, and writes what it chose; `--choose
-threshold` from which distance on steps are unlike, for both embedders at the first width. Without
+`--choose weight` sweeps ETS's budget weight on dev instead, and writes what it chose. Without
 questions to time (`--timed 0`) the comparison is all. With `--keep FILE` it, which takes hours,
 goes on where an earlier run ended.
 
@@ -21,11 +20,10 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-from loadtest import budget_weight, cluster_threshold
+from loadtest import budget_weight
 from loadtest.compare import Results, compare
 from loadtest.on_sglang import SglangEngines, to_its_end
 from loadtest.options import BenchmarkParser, at_least, planned
@@ -87,13 +85,10 @@ class PolicyPlan:
     until: float = float("inf")
     kept_in: Path | None = None
     engine: str = "embedded"
-    embedder: str | None = None
 
     @property
     def engines(self) -> EngineFactory:
-        """What makes its engines; ``embedder`` in place of their own."""
-        if self.embedder is not None:
-            return partial(Engines, embedder=self.embedder)
+        """What makes its engines."""
         return ENGINES[self.engine]
 
     def another(self) -> bool:
@@ -219,27 +214,6 @@ async def choose(plan: PolicyPlan) -> list[dict[str, Any]]:
     return rows
 
 
-async def choose_threshold(plan: PolicyPlan) -> list[dict[str, Any]]:
-    """What every threshold of the embedders does on dev; `search/clusters.py` holds the best."""
-    width = plan.widths[0]
-    ample = AMPLE_TOKENS * width * SIDE_BY_SIDE + LEAST_POOL
-    rows = []
-    for embedder in cluster_threshold.SWEEP:
-        rooms = {"kv_tokens": ample, "prm_kv_tokens": ample, "threads": plan.threads}
-        async with Engines(embedder=embedder, **rooms) as engine:
-            rows += await cluster_threshold.sweep(
-                engine,
-                embedder,
-                plan.tasks,
-                width,
-                plan.questions,
-                plan.seed,
-                SIDE_BY_SIDE,
-                plan.kept_in,
-            )
-    return rows
-
-
 def main() -> None:
     """Print a table, or one JSON document with ``--json``."""
     parser = _parser()
@@ -248,10 +222,6 @@ def main() -> None:
     if options.choose == "weight":
         rows = to_its_end(choose(plan))
         publish({"rows": rows}, options.json, "budget weights", budget_weight.COLUMNS)
-        return
-    if options.choose == "threshold":
-        rows = to_its_end(choose_threshold(plan))
-        publish({"rows": rows}, options.json, "thresholds", cluster_threshold.COLUMNS)
         return
     start = time.monotonic()
     rows = to_its_end(measure(plan))
@@ -274,18 +244,13 @@ def _parser() -> BenchmarkParser:
     parser.add_argument(
         "--engine", choices=ENGINES, default="embedded", help="what runs the models"
     )
-    parser.add_argument(
-        "--choose", choices=("weight", "threshold"), help="choose this number of ETS on dev"
-    )
+    parser.add_argument("--choose", choices=("weight",), help="choose this number of ETS on dev")
     parser.by_commas("task", "tasks", TASKS)
     parser.by_commas("policy", "policies", POLICIES, "rebase is added")
     parser.by_commas("width", "widths", int)
     parser.by_commas("pool", "pools", float, "shares of REBASE's peak")
     parser.by_commas("at-once", "at_once", int, "concurrent searches")
     parser.add_argument("--timed", type=at_least(0), help="questions timed, of those compared")
-    parser.add_argument(
-        "--embedder", choices=tuple(cluster_threshold.SWEEP), help="what ETS compares steps by"
-    )
     return parser
 
 
@@ -294,8 +259,8 @@ def _plan(parser: BenchmarkParser, options: argparse.Namespace) -> PolicyPlan:
     plan = QUICK if options.quick else FULL
     if options.engine == "sglang":
         plan = replace(plan, **QUICK_ON_SGLANG) if options.quick else plan
-        threshold = options.choose if options.choose == "threshold" else None
-        parser.embedded_alone(threads=options.threads, embedder=options.embedder, choose=threshold)
+        if options.threads is not None:
+            parser.error(f"--threads {options.threads}: the embedded engine's alone")
     plan = planned(plan, options)
     if options.quick:
         plan = replace(plan, until=time.monotonic() + QUICK_SECONDS)

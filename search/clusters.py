@@ -22,8 +22,7 @@ THRESHOLDS: Mapping[str, float] = {
     "encoder": PAPER_THRESHOLD,
     "endpoint": PAPER_THRESHOLD,
 }
-"""The default threshold by what embeds the steps; the first two were chosen on dev questions by
-`python -m loadtest.policies --choose threshold`."""
+"""The default threshold by what embeds the steps; the first two were chosen on dev questions."""
 
 
 def rounded(vectors: Sequence[Sequence[float]]) -> list[tuple[float, ...]]:

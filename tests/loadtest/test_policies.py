@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from loadtest import policies
-from loadtest.cluster_threshold import SWEEP, best
 from tests.loadtest.command import refused, run
 from tests.loadtest.test_policy_rows import KEYS
 
@@ -22,8 +21,6 @@ from tests.loadtest.test_policy_rows import KEYS
         (["--pool", "0"], "--pool: 0: must be values above 0"),
         (["--keep", "/nowhere/x.jsonl"], "there is no folder /nowhere"),
         (["--limit", "0"], "--limit: 0: must be at least 1"),
-        (["--choose", "threshold", "--engine", "sglang"], "--choose threshold: the embedded"),
-        (["--embedder", "lexical", "--engine", "sglang"], "--embedder lexical: the embedded"),
     ],
 )
 def test_a_wrong_switch_is_one_line(
@@ -78,25 +75,3 @@ def test_a_comparison_without_times(tmp_path: Path) -> None:
     assert all(row.keys() >= KEYS for row in rows)
     assert json.loads(again.stdout)["rows"] == rows
     assert len(kept.read_text().splitlines()) == 6, "with the ceiling, three of each question"
-
-
-@pytest.mark.slow
-@pytest.mark.nightly
-def test_thresholds_are_swept_for_both_embedders() -> None:
-    """A row each, one chosen for every embedder, beside REBASE's KV."""
-    words = "--choose threshold --task game24,blocksworld --width 4 --limit 2 --threads 1 --json"
-    done = run("policies", *words.split())
-    assert done.returncode == 0, done.stderr
-    rows = json.loads(done.stdout)["rows"]
-    assert {(r["embedder"], r["threshold"]) for r in rows} == {
-        (name, value) for name, values in SWEEP.items() for value in values
-    }
-    for row in rows:
-        assert row["accuracies"].keys() == row["kv_reductions"].keys() == {"game24", "blocksworld"}
-    assert [r["embedder"] for r in rows if r["chosen"]] == list(SWEEP)
-
-
-def test_the_best_threshold_is_the_most_accurate_or_the_smallest_such() -> None:
-    """0.82 beats 0.8; of two with 0.8 the one that tells more steps apart."""
-    assert best({0.02: 0.77, 0.05: 0.82, 0.1: 0.8}) == 0.05
-    assert best({0.1: 0.79, 0.4: 0.8, 0.2: 0.8}) == 0.2
