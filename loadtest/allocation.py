@@ -26,7 +26,7 @@ from loadtest.compare import Results, compare
 from loadtest.on_sglang import to_its_end
 from loadtest.options import BenchmarkParser, kept_file, planned
 from loadtest.report import publish, say
-from loadtest.searches import Engines, Item, Method
+from loadtest.searches import Item, Method, embedded
 from loadtest.throughput import AMPLE_TOKENS, LEAST_POOL
 from models.tasks import TASKS
 from search.spec import SearchSpec
@@ -102,7 +102,7 @@ async def measure(plan: AllocationPlan) -> list[SearchRecord]:
         for width in plan.widths
     ]
     searches = []
-    async with Engines(kv_tokens=ample, prm_kv_tokens=ample) as engine:
+    async with embedded(kv_tokens=ample, prm_kv_tokens=ample) as engine:
         for task in plan.tasks:
             items = items_of(plan, task)
             found = await compare(

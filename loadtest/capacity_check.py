@@ -14,7 +14,7 @@ from statistics import mean
 from typing import Any
 
 from loadtest.capacity import Search
-from loadtest.searches import SPRIG, Engines, Method, grow, items_of
+from loadtest.searches import SPRIG, Method, embedded, grow, items_of
 from loadtest.served import cpu_seconds
 from runtime.text import Text
 from search.outcome import Outcome
@@ -48,7 +48,7 @@ async def check(quick: bool) -> list[dict[str, Any]]:
     seconds: dict[int, list[float]] = {width: [] for width in methods}
     grown: dict[int, list[Outcome]] = {width: [] for width in methods}
     text = Text(SPRIG.policy)
-    async with Engines(threads=1) as engine:
+    async with embedded(threads=1) as engine:
         assert engine.pid is not None, "a started engine has a process"
         await grow(engine, text, items_of(TASK, "dev", 99, 0)[-1], methods[WIDE])  # warm
         for item in items:

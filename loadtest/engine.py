@@ -22,7 +22,7 @@ import torch
 from loadtest.generate_loop import GenerateLoop
 from loadtest.options import BenchmarkParser
 from loadtest.report import publish, say
-from loadtest.searches import SPRIG, Engines, Item, Method, dev_questions, grow
+from loadtest.searches import SPRIG, Item, Method, dev_questions, embedded, grow
 from loadtest.turns import in_turns
 from runtime.embedded.embedded_engine import let_threads_rest
 from runtime.embedded.model.batch_plan import Span
@@ -162,7 +162,7 @@ async def against_the_loop(threads: int, questions: int, width: int) -> dict:
     spec = SearchSpec(policy="beam", width=width, seed=0)
     loop, text, method = GenerateLoop(1), Text(SPRIG.policy), Method(spec.policy, spec)
     rows = []
-    async with Engines(threads=threads) as engine:
+    async with embedded(threads=threads) as engine:
         await grow(engine, text, Item(*dev_questions(questions + 1)[-1], 0), method)
         for task, question in dev_questions(questions):
             seconds, digests = [], []

@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Coroutine, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -111,24 +111,18 @@ async def engine_on(
         await engine.close()
 
 
-class SglangEngines:
-    """What ``loadtest.searches.Engines`` is, on two servers of the bundled models: our plug-in
+@asynccontextmanager
+async def sglang_engine(
+    *, kv_tokens: int, prm_kv_tokens: int, threads: int
+) -> AsyncIterator[SglangEngine]:
+    """What ``loadtest.searches.embedded`` is, on two servers of the bundled models: our plug-in
     decides what the policy's evicts, age what the reward model's does.
 
     SGLang computes with as many threads as it likes; ``threads`` is the embedded engine's alone.
     """
-
-    def __init__(self, *, kv_tokens: int, prm_kv_tokens: int, threads: int = 0) -> None:
-        self._policy = policy_server(PYTHON, "arborkv", kv_tokens)
-        self._reward = reward_server(PYTHON, prm_kv_tokens)
-        self._ends = AsyncExitStack()
-
-    async def __aenter__(self) -> SglangEngine:
-        await self._ends.enter_async_context(started([self._policy, self._reward]))
-        return await self._ends.enter_async_context(engine_on([self._policy], [self._reward]))
-
-    async def __aexit__(self, *ended: Any) -> None:
-        await self._ends.__aexit__(*ended)
+    servers = [policy_server(PYTHON, "arborkv", kv_tokens), reward_server(PYTHON, prm_kv_tokens)]
+    async with started(servers), engine_on(servers[:1], servers[1:]) as engine:
+        yield engine
 
 
 async def forget(servers: Sequence[LaunchedServer]) -> None:

@@ -37,7 +37,7 @@ from loadtest.on_vllm import POLICY_OPTIONS, VllmServer, engine_at, serving
 from loadtest.options import BenchmarkParser, at_least
 from loadtest.paired import bootstrap95, differences
 from loadtest.report import publish, say
-from loadtest.searches import REBASE_8, SPRIG, Engines, Item, Method, grow, items_of, side_by_side
+from loadtest.searches import REBASE_8, SPRIG, Item, Method, embedded, grow, items_of, side_by_side
 from runtime.text import Text
 from search.engine import Engine
 from search.stats import SearchStats
@@ -65,13 +65,13 @@ async def searched(name: str, engine: Engine, items: Sequence[Item], path: Path 
 
 async def over_vllm(items: Sequence[Item], path: Path | None) -> dict[str, Any]:
     """vLLM's searches and the embedded engine's."""
-    async with Engines(threads=1) as engine:
-        embedded = await searched("embedded", engine, items, path)
+    async with embedded(threads=1) as engine:
+        own = await searched("embedded", engine, items, path)
     policy = VllmServer(Path(SPRIG.policy), POLICY_OPTIONS)
     reward = VllmServer(Path(str(SPRIG.prm)))
     async with serving([policy, reward]), engine_at(policy.url, reward.url) as engine:
         vllm = await searched("vllm", engine, items, path)
-    return summary(items, [embedded, vllm])
+    return summary(items, [own, vllm])
 
 
 async def over_sglang(items: Sequence[Item], python: Path) -> dict[str, Any]:

@@ -25,11 +25,11 @@ from typing import Any, ClassVar
 
 from loadtest import budget_weight
 from loadtest.compare import Results, compare
-from loadtest.on_sglang import SglangEngines, to_its_end
+from loadtest.on_sglang import sglang_engine, to_its_end
 from loadtest.options import BenchmarkParser, at_least, planned
 from loadtest.policy_rows import COLUMNS, PolicyCell
 from loadtest.report import publish, say, say_row
-from loadtest.searches import Engines, Item, Method, items_of
+from loadtest.searches import Item, Method, embedded, items_of
 from loadtest.throughput import AMPLE_TOKENS, LEAST_POOL, EngineFactory, peak_of, time_pool
 from models.tasks import TASKS
 from search.policies.policy import LevelPolicy, Round, Scores, by_reward
@@ -37,7 +37,7 @@ from search.policies.registry import POLICIES
 from search.spec import SearchSpec
 from search.tree import Node, Tree
 
-ENGINES: Mapping[str, EngineFactory] = {"embedded": Engines, "sglang": SglangEngines}
+ENGINES: Mapping[str, EngineFactory] = {"embedded": embedded, "sglang": sglang_engine}
 BASELINE = "rebase"
 CEILING = "keep one"
 SIDE_BY_SIDE = 4

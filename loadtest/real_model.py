@@ -27,10 +27,11 @@ import torch
 from loadtest.on_sglang import PYTHON, engine_on, policy_server, started, to_its_end
 from loadtest.options import BenchmarkParser
 from loadtest.report import publish, say
+from loadtest.searches import embedded
 from loadtest.served import Served
 from loadtest.turns import in_turns
 from models.smollm2 import smollm2_folder
-from runtime.embedded.embedded_engine import EmbeddedEngine, let_threads_rest
+from runtime.embedded.embedded_engine import let_threads_rest
 from runtime.embedded.options import EngineOptions
 from runtime.text import Text
 from search.controller import search
@@ -115,9 +116,8 @@ async def rate_rows(folder: Path, repeats: int, threads: int, sglang: bool) -> l
     async with AsyncExitStack() as ends:
         drawing: dict[str, Expanding | Generating] = {"generate": Generating(folder)}
         for name, dedup in (("embedded", True), ("no_dedup", False)):
-            engine = await EmbeddedEngine.start(replace(plain, dedup=dedup))
-            ends.push_async_callback(engine.close)
-            drawing[name] = Expanding(engine)
+            engine = embedded(plain, dedup=dedup)
+            drawing[name] = Expanding(await ends.enter_async_context(engine))
         if sglang:
             server = policy_server(PYTHON, "lru", KV_TOKENS, model=folder)
             await ends.enter_async_context(started([server]))
@@ -167,8 +167,7 @@ async def grown(options: EngineOptions, spec: SearchSpec) -> tuple[Outcome, floa
     """One search on an engine of its own, and its seconds."""
     text = Text(options.policy)
     prompt = tuple(text.encode_chat([{"role": "user", "content": QUESTION}]))
-    engine = await EmbeddedEngine.start(options)
-    try:
+    async with embedded(options) as engine:
         began = time.perf_counter()
         outcome = await search(
             Problem(prompt=prompt, question=QUESTION),
@@ -180,8 +179,6 @@ async def grown(options: EngineOptions, spec: SearchSpec) -> tuple[Outcome, floa
             context_tokens=engine.capabilities.context_tokens,
         )
         return outcome, time.perf_counter() - began
-    finally:
-        await engine.close()
 
 
 def start_row() -> dict[str, float]:

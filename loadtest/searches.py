@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from cli.evaluation import item_seed
 from loadtest.decisions import PolicyOf
@@ -37,20 +38,14 @@ REBASE_8 = SearchSpec(policy="rebase", width=8)
 """A small search."""
 
 
-class Engines:
+@asynccontextmanager
+async def embedded(options: EngineOptions = SPRIG, **changes: Any) -> AsyncIterator[EmbeddedEngine]:
     """An embedded engine for the length of an ``async with``; ``changes`` are EngineOptions."""
-
-    def __init__(self, **changes: object) -> None:
-        self._options = replace(SPRIG, **changes)  # type: ignore[arg-type]
-        self._engine: EmbeddedEngine | None = None
-
-    async def __aenter__(self) -> EmbeddedEngine:
-        self._engine = await EmbeddedEngine.start(self._options)
-        return self._engine
-
-    async def __aexit__(self, *_: object) -> None:
-        if self._engine is not None:
-            await self._engine.close()
+    engine = await EmbeddedEngine.start(replace(options, **changes))
+    try:
+        yield engine
+    finally:
+        await engine.close()
 
 
 def named(spec: SearchSpec) -> Policy:

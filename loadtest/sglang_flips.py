@@ -16,7 +16,7 @@ from typing import Any
 from loadtest.on_sglang import engine_on, forget, policy_server, started, to_its_end
 from loadtest.options import BenchmarkParser, at_least
 from loadtest.report import publish, say
-from loadtest.searches import SPRIG, Engines, dev_questions
+from loadtest.searches import SPRIG, dev_questions, embedded
 from runtime.text import Text
 from search.engine import Branch, Engine, Sampling
 from search.tree import ROOT, node_seed
@@ -95,7 +95,7 @@ async def measure(python: Path, dtype: str, questions: int) -> list[dict[str, An
         for i, (_, question) in enumerate(dev_questions(questions))
     ]
     server = policy_server(python, "lru", POOL_TOKENS, args=("--dtype", dtype))
-    async with started([server]), engine_on([server], []) as sglang, Engines(threads=1) as engine:
+    async with started([server]), engine_on([server], []) as sglang, embedded(threads=1) as engine:
         for temperature, top_p in SETTINGS:
             sampling = Sampling(temperature, top_p, stop=(), max_step_tokens=LENGTH)
             first = await drawn(sglang, roots, sampling)

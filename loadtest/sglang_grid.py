@@ -33,7 +33,7 @@ from hedgerow_sglang.plugin_protocol import NAME, Note, custom_params
 from loadtest.configs import CONFIG_L, STEP_TOKENS, scaled
 from loadtest.kept import code_of
 from loadtest.report import say
-from loadtest.searches import SPRIG, Engines, Method, grow, items_of
+from loadtest.searches import SPRIG, Method, embedded, grow, items_of
 from runtime.engine_wrapper import EngineWrapper
 from runtime.servers.remote_server import ServerTimes
 from runtime.sglang.launched_server import STUBS
@@ -202,7 +202,7 @@ async def recorded(policy: str, searches: int) -> list[dict[str, Any]]:
     """The rounds of so many searches."""
     method, text = Method("one", spec_of(policy)), Text(SPRIG.policy)
     ample: dict[str, Any] = {"threads": 1, "kv_tokens": AMPLE_TOKENS, "embedder": "lexical"}
-    async with Engines(kv_policy="full", **ample) as engine:
+    async with embedded(kv_policy="full", **ample) as engine:
         watched = RecordingEngine(engine)
         items = items_of(TASK, "dev", searches, 0)
         await asyncio.gather(*(grow(watched, text, item, method) for item in items))

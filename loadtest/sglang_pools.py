@@ -25,7 +25,7 @@ import httpx
 
 from loadtest.on_sglang import Device, engine_on, policy_server, started
 from loadtest.report import say
-from loadtest.searches import SPRIG, Engines, Item, Method, grow, items_of, side_by_side, steps_of
+from loadtest.searches import SPRIG, Item, Method, embedded, grow, items_of, side_by_side, steps_of
 from loadtest.sglang_grid import TASK, spec_of
 from runtime.engine_wrapper import EngineWrapper
 from runtime.text import Text
@@ -202,7 +202,7 @@ async def drawing(
     """An engine on a server of its own."""
     kv_policy, args = ("arborkv", ()) if evicts else ("lru", STOCK)
     server = policy_server(python, kv_policy, pool, args=args, device=device)
-    async with started([server]), engine_on([server], []) as drawer, Engines(threads=1) as scorer:
+    async with started([server]), engine_on([server], []) as drawer, embedded(threads=1) as scorer:
         if not gated:
             for replica in drawer.replicas:
                 replica.kv_tokens = 0  # a pool that is not known holds nothing back
