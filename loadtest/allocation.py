@@ -25,7 +25,7 @@ from loadtest.allocation_rows import SearchRecord, cells_of, read_csv, rows_of, 
 from loadtest.compare import Results, compare
 from loadtest.on_sglang import to_its_end
 from loadtest.options import BenchmarkParser, kept_file, planned
-from loadtest.report import publish, say
+from loadtest.report import publish
 from loadtest.searches import Item, Method, embedded
 from loadtest.throughput import AMPLE_TOKENS, LEAST_POOL
 from models.tasks import TASKS
@@ -109,7 +109,6 @@ async def measure(plan: AllocationPlan) -> list[SearchRecord]:
                 engine, items, methods, at_once=SIDE_BY_SIDE, kept_in=plan.kept_in
             )
             searches += [one for results in found for one in records_of(items, results, plan.seeds)]
-            say(f"{task}: {len(items)} searches of each of {len(methods)} methods and widths")
     return searches
 
 

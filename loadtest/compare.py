@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 
 from cli.evaluation import judge
 from cli.shared_samples import SharedSamples
 from loadtest.decisions import Decisions, noting
 from loadtest.kept import KeptResults, Result
-from loadtest.searches import SPRIG, Item, Method, grow
+from loadtest.report import say
+from loadtest.searches import SPRIG, Item, Method, grow, side_by_side
 from models.tasks import TASKS
 from runtime.embedded.model.config import ModelConfig
 from runtime.text import Text
@@ -58,10 +59,9 @@ async def compare(
     *,
     at_once: int = 8,
     keep_rounds: int = 0,
-    done: Callable[[], None] = lambda: None,
     kept_in: Path | None = None,
 ) -> list[Results]:
-    """Every method on every item, in the methods' order; ``done`` hears of every search.
+    """Every method on every item, in the methods' order.
 
     ``keep_rounds``: of the first so many items the decisions are kept. ``kept_in``: a file of
     results, from which those known already are taken and to which the others are added.
@@ -69,27 +69,27 @@ async def compare(
     text = Text(SPRIG.policy)
     costs = [ModelConfig.from_checkpoint(path).flops for path in (SPRIG.policy, SPRIG.prm) if path]
     kept = KeptResults(kept_in, engine.capabilities.fingerprint)
-    room = asyncio.Semaphore(at_once)
     widest_first = sorted(range(len(methods)), key=lambda i: -methods[i].spec.width)
+    compared = count(1)
 
-    async def one(number: int, item: Item) -> dict[int, Result]:
-        async with room:
-            shared = SharedSamples(engine, *costs)
-            found: dict[int, Result] = {}
-            for i in widest_first:
-                known = kept.get(item, methods[i], number < keep_rounds)
-                if known is None:
-                    noted = Decisions()
-                    policy_of = noting(methods[i].policy_of, noted, time.perf_counter)
-                    outcome = await grow(shared, text, item, methods[i], policy_of)
-                    rounds = tuple(noted.rounds) if number < keep_rounds else ()
-                    known = result_of(item, outcome, rounds)
-                    kept.put(item, methods[i], known)
-                found[i] = known
-                done()
-            return found
+    async def one(numbered: tuple[int, Item]) -> dict[int, Result]:
+        number, item = numbered
+        shared = SharedSamples(engine, *costs)
+        found: dict[int, Result] = {}
+        for i in widest_first:
+            known = kept.get(item, methods[i], number < keep_rounds)
+            if known is None:
+                noted = Decisions()
+                policy_of = noting(methods[i].policy_of, noted, time.perf_counter)
+                outcome = await grow(shared, text, item, methods[i], policy_of)
+                rounds = tuple(noted.rounds) if number < keep_rounds else ()
+                known = result_of(item, outcome, rounds)
+                kept.put(item, methods[i], known)
+            found[i] = known
+        say(f"{item.task}: {next(compared)} of {len(items)} questions compared")
+        return found
 
-    by_item = await asyncio.gather(*(one(n, item) for n, item in enumerate(items)))
+    by_item = await side_by_side(one, enumerate(items), at_once)
     return [Results(m, [found[i] for found in by_item]) for i, m in enumerate(methods)]
 
 

@@ -150,14 +150,6 @@ async def _compared(plan: PolicyPlan, task: str, items: Sequence[Item]) -> list[
     """All methods on all items, with room for everything."""
     methods = methods_of(plan, task)
     ample = AMPLE_TOKENS * max(plan.widths) * SIDE_BY_SIDE + LEAST_POOL
-    finished = 0
-
-    def done() -> None:
-        nonlocal finished
-        finished += 1
-        if finished % len(methods) == 0:
-            say(f"{task}: {finished // len(methods)} of {len(items)} questions compared")
-
     rooms = {"kv_tokens": ample, "prm_kv_tokens": ample, "threads": plan.threads}
     async with plan.engines(**rooms) as engine:
         return await compare(
@@ -166,7 +158,6 @@ async def _compared(plan: PolicyPlan, task: str, items: Sequence[Item]) -> list[
             methods,
             at_once=SIDE_BY_SIDE,
             keep_rounds=plan.timed,
-            done=done,
             kept_in=plan.kept_in,
         )
 

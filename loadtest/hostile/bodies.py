@@ -15,6 +15,7 @@ from typing import Any
 
 from loadtest.hostile.history import DOCUMENTED, HUNG, Asked, StageHistory, checked
 from loadtest.hostile.rest import held, more
+from loadtest.searches import side_by_side
 from loadtest.served import Served
 
 PATIENCE = 30.0
@@ -137,13 +138,8 @@ def bad_bodies(kept: StageHistory, count: int, chunk: int = 500) -> list[Asked]:
 
 
 async def _some(url: str, numbers: range) -> list[Asked]:
-    turn, port = asyncio.Semaphore(AT_ONCE), int(url.rpartition(":")[2])
-
-    async def one(number: int) -> Asked:
-        async with turn:
-            return await _ask(port, number)
-
-    return await asyncio.gather(*map(one, numbers))
+    port = int(url.rpartition(":")[2])
+    return await side_by_side(lambda number: _ask(port, number), numbers, AT_ONCE)
 
 
 SECONDS = 30.0

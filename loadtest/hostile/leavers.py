@@ -19,6 +19,7 @@ import httpx
 
 from loadtest.hostile.history import Asked, StageHistory
 from loadtest.hostile.rest import counts, held, more
+from loadtest.searches import side_by_side
 from loadtest.served import Served
 from models.tasks import TASKS
 
@@ -94,11 +95,7 @@ async def crowd(served: Served, numbers: Sequence[int], ends: Ends) -> tuple[lis
     None for those whose answer was there before they left, and for those whose request, thrown away
     with its connection, was never read.
     """
-    most, port, turn = 0.0, int(served.url.rpartition(":")[2]), asyncio.Semaphore(AT_ONCE)
-
-    async def one(number: int) -> float:
-        async with turn:
-            return await leave(port, number)
+    most, port = 0.0, int(served.url.rpartition(":")[2])
 
     async def watch() -> None:
         nonlocal most
@@ -110,7 +107,7 @@ async def crowd(served: Served, numbers: Sequence[int], ends: Ends) -> tuple[lis
                 await asyncio.sleep(LOOK_SECONDS)
 
     watching = asyncio.create_task(watch())
-    left = await asyncio.gather(*map(one, numbers))
+    left = await side_by_side(lambda number: leave(port, number), numbers, AT_ONCE)
     await _until_heard(numbers, ends)
     watching.cancel()
     await asyncio.wait([watching])
