@@ -27,7 +27,7 @@ from loadtest.on_sglang import to_its_end
 from loadtest.options import BenchmarkParser, kept_file, planned
 from loadtest.report import publish
 from loadtest.searches import Item, Method, embedded
-from loadtest.throughput import AMPLE_TOKENS, LEAST_POOL
+from loadtest.throughput import roomy
 from models.tasks import TASKS
 from search.spec import SearchSpec
 
@@ -95,14 +95,13 @@ QUICK = AllocationPlan(("game24",), ("best_of_n", "rebase", "adaptive"), (4, 16)
 
 async def measure(plan: AllocationPlan) -> list[SearchRecord]:
     """Every search, task by task."""
-    ample = AMPLE_TOKENS * max(plan.widths) * SIDE_BY_SIDE + LEAST_POOL
     methods = [
         Method(name, SearchSpec.model_validate({**DIALS[name], "width": width}))
         for name in plan.methods
         for width in plan.widths
     ]
     searches = []
-    async with embedded(kv_tokens=ample, prm_kv_tokens=ample) as engine:
+    async with roomy(embedded, max(plan.widths) * SIDE_BY_SIDE, 0) as engine:
         for task in plan.tasks:
             items = items_of(plan, task)
             found = await compare(

@@ -30,7 +30,7 @@ from loadtest.options import BenchmarkParser, at_least, planned
 from loadtest.policy_rows import COLUMNS, PolicyCell
 from loadtest.report import publish, say, say_row
 from loadtest.searches import Item, Method, embedded, items_of
-from loadtest.throughput import AMPLE_TOKENS, LEAST_POOL, EngineFactory, peak_of, time_pool
+from loadtest.throughput import LEAST_POOL, EngineFactory, peak_of, roomy, time_pool
 from models.tasks import TASKS
 from search.policies.policy import LevelPolicy, Round, Scores, by_reward
 from search.policies.registry import POLICIES
@@ -137,29 +137,21 @@ async def measure(plan: PolicyPlan) -> list[dict[str, Any]]:
     rows = []
     for task in plan.tasks:
         items = items_of(task, "test", plan.questions, plan.seed)
-        found = await _compared(plan, task, items)
+        async with roomy(plan.engines, max(plan.widths) * SIDE_BY_SIDE, plan.threads) as engine:
+            found = await compare(
+                engine,
+                items,
+                methods_of(plan, task),
+                at_once=SIDE_BY_SIDE,
+                keep_rounds=plan.timed,
+                kept_in=plan.kept_in,
+            )
         for width in plan.widths:
             mine = {r.method.name: r for r in found if r.method.spec.width == width}
             rows += (await _cell(plan, task, items[: plan.timed], mine)).rows()
             for row in rows[-(len(plan.pools) if plan.timed else 1) * len(plan.policies) :]:
                 say_row(row, COLUMNS)
     return rows
-
-
-async def _compared(plan: PolicyPlan, task: str, items: Sequence[Item]) -> list[Results]:
-    """All methods on all items, with room for everything."""
-    methods = methods_of(plan, task)
-    ample = AMPLE_TOKENS * max(plan.widths) * SIDE_BY_SIDE + LEAST_POOL
-    rooms = {"kv_tokens": ample, "prm_kv_tokens": ample, "threads": plan.threads}
-    async with plan.engines(**rooms) as engine:
-        return await compare(
-            engine,
-            items,
-            methods,
-            at_once=SIDE_BY_SIDE,
-            keep_rounds=plan.timed,
-            kept_in=plan.kept_in,
-        )
 
 
 async def _cell(
@@ -193,10 +185,8 @@ async def _cell(
 
 async def choose(plan: PolicyPlan) -> list[dict[str, Any]]:
     """Choose ETS's budget weight for every task and width, and record it."""
-    ample = AMPLE_TOKENS * max(plan.widths) * SIDE_BY_SIDE + LEAST_POOL
     rows = []
-    rooms = {"kv_tokens": ample, "prm_kv_tokens": ample, "threads": plan.threads}
-    async with plan.engines(**rooms) as engine:
+    async with roomy(plan.engines, max(plan.widths) * SIDE_BY_SIDE, plan.threads) as engine:
         for task in plan.tasks:
             rows += await budget_weight.choose(
                 engine, task, plan.widths, plan.questions, plan.seed, SIDE_BY_SIDE, plan.kept_in

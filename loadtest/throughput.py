@@ -89,6 +89,14 @@ class Looking(EngineWrapper):
         return rewards
 
 
+def roomy(
+    engines: EngineFactory, trajectories: int, threads: int
+) -> AbstractAsyncContextManager[Engine]:
+    """An engine with room for all KV of so many trajectories at once."""
+    ample = AMPLE_TOKENS * trajectories + LEAST_POOL
+    return engines(kv_tokens=ample, prm_kv_tokens=ample, threads=threads)
+
+
 async def peak_of(
     engines: EngineFactory, method: Method, items: Sequence[Item], at_once: int, threads: int
 ) -> int:
@@ -96,12 +104,11 @@ async def peak_of(
 
     Raises RuntimeError if there was not room for all.
     """
-    ample = AMPLE_TOKENS * method.spec.width * at_once + LEAST_POOL
-    async with engines(kv_tokens=ample, prm_kv_tokens=ample, threads=threads) as engine:
+    async with roomy(engines, method.spec.width * at_once, threads) as engine:
         await grow_all(Looking(engine), items, method, at_once)
         usage = await engine.usage()
         if usage.totals.preemptions or usage.totals.held_evicted_tokens:
-            raise RuntimeError(f"{method.name} outgrew {ample} tokens: AMPLE_TOKENS is too small")
+            raise RuntimeError(f"{method.name} outgrew its pool: AMPLE_TOKENS is too small")
         return usage.kv_tokens_peak
 
 
