@@ -231,7 +231,7 @@ def main() -> None:
         _publish_summary(summary(joined(options.of)), options.json)
         return
     plan = planned(QUICK if options.quick else GoodputPlan(), options)
-    document = to_its_end(measure(plan, (options.model, options.reward_model)))
+    document = to_its_end(measure(plan, (SPRIG_FOLDER / "policy", SPRIG_FOLDER / "prm")))
     publish(document, options.json, "FlashTTS: precise goodput", COLUMNS)
     if not options.json:
         _publish_summary(document["summary"], False)
@@ -261,12 +261,6 @@ def _parser() -> BenchmarkParser:
     parser.add_argument("--sample", type=at_least(1), help="so many of the cells, at random")
     parser.add_argument(
         "--temperature", type=float, help="the bundled policy's steps are of one length at 1"
-    )
-    parser.add_argument(
-        "--model", type=Path, default=SPRIG_FOLDER / "policy", help="policy's folder"
-    )
-    parser.add_argument(
-        "--reward-model", type=Path, default=SPRIG_FOLDER / "prm", help="reward model's folder"
     )
     return parser
 

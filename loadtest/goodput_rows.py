@@ -104,14 +104,12 @@ def _summed(name: str, cells: Sequence[Row]) -> dict[str, Any]:
     for bound in ("ahead_bound", "room_bound"):
         groups = _by_beams(cells, bound)
         means[bound] = fmean(map(fmean, groups)) if groups else None
-    below = {base: sum(_below(row[f"goodput_vs_{base}_ci95"]) for row in cells) for base in _BASES}
+    below = [sum(_below(row[f"goodput_vs_{base}_ci95"]) for row in cells) for base in _BASES]
     return {
         "variant": name,
         "cells": len(cells),
         **means,
-        "cells_below": max(below.values()),
-        "cells_below_paper_baseline": below[PAPER],
-        "cells_below_baseline": below[BASELINE],
+        "cells_below": max(below),
         "same_work": fmean(row["same_work"] for row in cells),
         "identical_trees": fmean(row["identical_trees"] for row in cells),
     }
@@ -136,11 +134,10 @@ class GoodputRun:
 
     ``goodput``: precise goodput in tokens a second, as ``search.stats.SearchStats`` defines it
     (FlashTTS, section 6.1). ``slots``: of each round, the mean share of the batch's places that a
-    pass of the generator filled; empty where the engine does not tell. ``held_bytes``: KV that both
-    models held at most; ``path_tokens``: the longest path with its next step. ``kv_tokens`` and
-    ``prm_kv_tokens``: the two pools. ``passes``: of the generator; ``least_passes``: without which
-    no order of work could draw as much, since a path's tokens follow each other and a pass has so
-    many places. Both are 0 where the engine does not tell.
+    pass of the generator filled. ``held_bytes``: KV that both models held at most; ``path_tokens``:
+    the longest path with its next step. ``kv_tokens`` and ``prm_kv_tokens``: the two pools.
+    ``passes``: of the generator; ``least_passes``: without which no order of work could draw as
+    much, since a path's tokens follow each other and a pass has so many places.
     """
 
     digest: str
@@ -155,12 +152,12 @@ class GoodputRun:
     path_tokens: int
     kv_tokens: int
     prm_kv_tokens: int
+    passes: int
+    least_passes: int
     prm_tokens: int = 0
     rehydrated_tokens: int = 0
     speculated_used: int = 0
     speculated_wasted: int = 0
-    passes: int = 0
-    least_passes: int = 0
 
     @classmethod
     def of(
@@ -169,17 +166,13 @@ class GoodputRun:
         outcome: Outcome,
         *,
         seconds: Mapping[str, float],
-        held_bytes: int,
-        path_tokens: int,
-        pools: tuple[int, int],
-        slots: Sequence[float] = (),
-        whole_tokens: int = 0,
-        passes: int = 0,
-        full_passes: int = 0,
+        whole_tokens: int,
+        full_passes: int,
+        **measured: Any,
     ) -> GoodputRun:
         """What a search came to. ``seconds``: of the calls, by their names; ``whole_tokens``: read
         by the verifier beside what the engine booked; ``full_passes``: with no place empty would
-        have been so many."""
+        have been so many; ``measured``: further fields."""
         tree = outcome.tree
         longest = max(path_length(tree, node.id) for node in tree.nodes)
         cost, trial = outcome.stats.engine, judge(TASKS[item.task], item.question, outcome)
@@ -191,17 +184,12 @@ class GoodputRun:
             seconds=outcome.stats.seconds,
             generator_seconds=seconds["expand"],
             verifier_seconds=seconds["score"],
-            slots=tuple(slots),
-            held_bytes=held_bytes,
-            path_tokens=path_tokens,
-            kv_tokens=pools[0],
-            prm_kv_tokens=pools[1],
             prm_tokens=cost.prm_tokens + whole_tokens,
             rehydrated_tokens=cost.rehydrated_tokens,
             speculated_used=cost.speculated_used,
             speculated_wasted=cost.speculated_wasted,
-            passes=passes,
-            least_passes=max(longest, full_passes) if passes else 0,
+            least_passes=max(longest, full_passes),
+            **measured,
         )
 
 
@@ -238,8 +226,8 @@ def _row(
         **_ratios("latency", mine, runs, "seconds"),
         **_ratios("generator", mine, runs, "generator_seconds"),
         **_ratios("verifier", mine, runs, "verifier_seconds"),
-        "slot_utilisation": math.fsum(shares) / len(shares) if shares else None,
-        "passes": mean("passes") if mine[0].passes else None,
+        "slot_utilisation": math.fsum(shares) / len(shares),
+        "passes": mean("passes"),
         "ahead_bound": ahead_bound(mine, runs[BASELINE]),
         "room_bound": room_bound(runs[BASELINE], whole),
         "slots_over_rounds": [[round(share, 3) for share in run.slots] for run in mine],
@@ -277,16 +265,14 @@ def _same_work(mine: GoodputRun, base: GoodputRun) -> bool:
     return all(getattr(mine, field) == getattr(base, field) for field in fields)
 
 
-def ahead_bound(mine: Sequence[GoodputRun], base: Sequence[GoodputRun]) -> float | None:
+def ahead_bound(mine: Sequence[GoodputRun], base: Sequence[GoodputRun]) -> float:
     """How many times as fast drawing ahead could make the generator if a pass cost the same however
     full: 1 / (1 - slack x hit rate).
 
     Slack: the share of the baseline's passes that a perfect order would save; hit rate: of what was
-    drawn ahead, the share that was used, 1 if nothing was. None where passes are not told.
+    drawn ahead, the share that was used, 1 if nothing was.
     """
     passes, least = sum(run.passes for run in base), sum(run.least_passes for run in base)
-    if not passes:
-        return None
     used, wasted = (sum(getattr(r, f"speculated_{of}") for r in mine) for of in ("used", "wasted"))
     hits = used / (used + wasted) if used + wasted else 1.0
     return 1 / (1 - hits * (1 - min(1.0, least / passes)))
