@@ -58,16 +58,17 @@ class KeptResults:
 
     def get(self, item: Item, method: Method, with_rounds: bool) -> Result | None:
         """What this search gave before, if it is known (and its decisions, if they are wanted)."""
-        result = self._lines.get(_of(item, method))
+        result = self._lines.get(of_search(item, method))
         if result is None or (with_rounds and not result.rounds):
             return None
         return result
 
     def put(self, item: Item, method: Method, result: Result) -> None:
         """Add a result, at once."""
-        self._lines.put(_of(item, method), result)
+        self._lines.put(of_search(item, method), result)
 
 
-def _of(item: Item, method: Method) -> str:
+def of_search(item: Item, method: Method) -> str:
+    """What a search is kept by: its method's name and spec, its item."""
     spec = method.spec.model_dump_json(exclude_none=True)
     return f"{method.name} {spec} {item.task} {item.seed} {item.question}"

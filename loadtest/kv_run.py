@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import hashlib
 import math
 import time
 from collections.abc import Sequence
@@ -17,7 +16,7 @@ import runtime.embedded
 import search
 from cli.kept_lines import KeptLines
 from loadtest.in_process import InProcess, ModelsInProcess
-from loadtest.kept import code_of
+from loadtest.kept import code_of, of_search
 from loadtest.kv_plan import EXACT, FULL_RETENTION, ROOMY, Case, KvPlan
 from loadtest.kv_rows import KvRun
 from loadtest.least_read import Draw, draws_of, least_read_again, one_by_one
@@ -27,27 +26,20 @@ from loadtest.token_eviction.token_eviction_policies import TOKEN_EVICTION
 from loadtest.token_eviction.token_eviction_run import run_token_eviction
 from runtime.embedded.choices import KvPolicy
 from runtime.embedded.fingerprint import fingerprint
-from runtime.embedded.options import EngineOptions
 
 RUN = TypeAdapter(KvRun)
-
-
-def options_of(plan: KvPlan) -> EngineOptions:
-    """Room for all. Raises ValueError for a ``theta`` that cannot be used."""
-    rooms = {"kv_tokens": ROOMY, "prm_kv_tokens": 2 * ROOMY}
-    return replace(SPRIG, **rooms, threads=plan.threads, kv_theta=plan.theta)
 
 
 class KvSearches:
     """Runs a plan's searches, one at a time, and keeps them in the plan's file if it names one."""
 
     def __init__(self, plan: KvPlan) -> None:
-        options = options_of(plan)
+        rooms = {"kv_tokens": ROOMY, "prm_kv_tokens": 2 * ROOMY}
+        options = replace(SPRIG, **rooms, threads=plan.threads)
         self.models = ModelsInProcess(options)
         token_eviction = any(name in TOKEN_EVICTION for name in plan.policies)
         self._paper = PathReader(options.policy) if token_eviction else None
         self._active = plan.active
-        self._theta = plan.theta and hashlib.sha256(plan.theta.read_bytes()).hexdigest()[:16]
         code = code_of(search, kvpolicy, runtime.embedded, loadtest.token_eviction)
         made_by = f"{fingerprint(options, self.models.policy.attends)} {code}"
         self._kept = KeptLines(plan.kept_in, made_by, RUN)
@@ -60,7 +52,7 @@ class KvSearches:
         name = f"{policy} at {rho:g}" if reference else FULL_RETENTION
         if reference and self._active:
             name += " or what is read"
-        of = self._named(case, item, name)
+        of = of_search(item, Method(name, case.spec))
         run = self._kept.get(of)
         if run is None:
             if reference is None:
@@ -72,10 +64,6 @@ class KvSearches:
                 run = await self._in(case, item, policy, rho, budget, reference.longest)
             self._kept.put(of, run)
         return run
-
-    def _named(self, case: Case, item: Item, name: str) -> str:
-        spec = case.spec.model_dump_json(exclude_none=True)
-        return f"{name} {self._theta} {spec} {item.task} {item.seed} {item.question}"
 
     async def _in(
         self, case: Case, item: Item, policy: str, rho: float, budget: int, longest: int
