@@ -13,7 +13,6 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from threading import Thread
-from types import TracebackType
 from typing import Any, Self
 
 import httpx
@@ -63,12 +62,11 @@ class Served:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """End it, once what is under way has ended. Waits."""
         self.process.send_signal(signal.SIGTERM)
         self.process.wait(STOP_SECONDS)
         self._reader.join()

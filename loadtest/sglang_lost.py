@@ -84,7 +84,7 @@ async def servers_row(stub: bool, searches: int, kills: tuple[int, int]) -> dict
     async with AsyncExitStack() as ends:
         policy, reward = await server_pair(stub, ends)
         served = await asyncio.to_thread(serving, policy, reward)
-        ends.push_async_callback(asyncio.to_thread, served.__exit__, None, None, None)
+        ends.push_async_callback(asyncio.to_thread, served.stop)
         calm = await streamed(served.url, range(searches), AT_ONCE)
         say(f"{searches} searches in peace")
         begun = time.monotonic()
@@ -131,7 +131,7 @@ async def deadlines_row(stub: bool, searches: int) -> dict[str, Any]:
     async with AsyncExitStack() as ends:
         pair = await server_pair(stub, ends)
         served = await asyncio.to_thread(serving, *pair)
-        ends.push_async_callback(asyncio.to_thread, served.__exit__, None, None, None)
+        ends.push_async_callback(asyncio.to_thread, served.stop)
         begun = time.monotonic()
         for victim in pair:
             await victim.stop(still=True)

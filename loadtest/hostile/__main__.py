@@ -9,8 +9,7 @@ minutes on two cores, ``--quick`` 10. ``--stage`` runs some of them alone.
 - ``pairs``: random searches, each asked twice, of servers with other company and other settings;
 - ``kills``: searches while the engine is killed and stopped, and all of them again in peace;
 - ``disk``: no room for the file of trees;
-- ``wires``, ``openai_wires``: faults between the server and stubs of SGLang or of vLLM, and
-  ``real_wires`` SGLang itself, where ``make sglang-env`` has been run.
+- ``wires``, ``openai_wires``: faults between the server and stubs of SGLang or of vLLM.
 """
 
 from __future__ import annotations
@@ -29,7 +28,6 @@ from loadtest.hostile.history import StageHistory, checked
 from loadtest.hostile.leavers import checked_leavers, leavers
 from loadtest.hostile.searches import checked_disk, full_disk, killed, pairs
 from loadtest.hostile.wire import checked_wires, wires
-from loadtest.on_sglang import PYTHON
 from loadtest.options import BenchmarkParser, listed
 from loadtest.report import publish, say
 
@@ -46,11 +44,6 @@ STAGES: dict[str, tuple[Stage, int, int]] = {
         lambda kept, n: checked_wires(wires(kept, n, "openai"), kept.facts),
         300,
         30,
-    ),
-    "real_wires": (
-        lambda kept, n: checked_wires(wires(kept, n, real=True), kept.facts),
-        30,
-        0,
     ),
     "kills": (lambda kept, n: checked(killed(kept, n, n // 15)), 300, 45),
     "pairs": (lambda kept, n: checked(pairs(kept, n)), 1_050, 30),
@@ -69,8 +62,6 @@ def measure(folder: Path, names: list[str], quick: bool) -> list[dict[str, Any]]
     for name in names:
         stage, full, few = STAGES[name]
         count = few if quick else full
-        if not count or (name == "real_wires" and not PYTHON.is_file()):
-            continue
         say(f"{name}: {count}")
         begun = time.monotonic()
         rows.append(row(name, stage(StageHistory(folder, name), count)))

@@ -1,13 +1,11 @@
-"""Faults on the wires between a server and those that run its models: stubs of SGLang or of vLLM,
-or SGLang itself."""
+"""Faults on the wires between a server and stubs of SGLang or of vLLM, which run its models."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from typing import Any
 
 import httpx
@@ -18,7 +16,6 @@ from loadtest.hostile.rest import held, more
 from loadtest.hostile.searches import in_company
 from loadtest.hostile.sglang_stub import Stub
 from loadtest.hostile.toxics import Proxy, listening
-from loadtest.on_sglang import PYTHON, policy_server, reward_server, started
 from loadtest.served import Served
 from models.bundled import SPRIG_FOLDER
 from runtime.text import Text
@@ -30,79 +27,45 @@ SHARE = 0.1
 STALL_SECONDS = 2.0
 SILENCE = 4.0
 """Longer than a server waits that counts one as lost which stands still."""
-KV_TOKENS = 20_000
 
 
-async def _faulty(
-    engine: str,
-    policies: Sequence[int],
-    rewards: Sequence[int],
-    numbers: Sequence[int],
-    kept: StageHistory,
-) -> list[Asked]:
-    """Searches over wires that fail, then again over whole ones; the servers by their ports."""
+async def _faulty(engine: str, numbers: Sequence[int], kept: StageHistory) -> list[Asked]:
+    """Searches over wires that fail to stubs of an engine's servers, then again over whole ones."""
+    kind = CompletionsStub if engine == "openai" else Stub
+    stub = kind.of(Text(SPRIG_FOLDER / "policy"))
     async with AsyncExitStack() as stack:
-        wires = [Proxy(port, silence=SILENCE) for port in (*policies, *rewards)]
+        servers = [listening(stub.answer) for _ in range(REPLICAS + 1)]
+        wires = [
+            Proxy(await stack.enter_async_context(server), silence=SILENCE) for server in servers
+        ]
         ports = [await stack.enter_async_context(listening(wire.connection)) for wire in wires]
         urls = [f"http://127.0.0.1:{port}" for port in ports]
         served = await asyncio.to_thread(
             Served,
             engine=engine,
-            policy_urls=",".join(urls[: len(policies)]),
-            reward_urls=",".join(urls[len(policies) :]),
+            policy_urls=",".join(urls[:REPLICAS]),
+            reward_urls=urls[REPLICAS],
             stall_seconds=STALL_SECONDS,
         )
         try:
-            base = await asyncio.to_thread(lambda: asyncio.run(held(served)))
+            base = await held(served)
             for wire in wires:
                 wire.share = SHARE
             found = await in_company(served.url, numbers, AT_ONCE)
             for wire in wires:
                 wire.share = 0.0
             again = await in_company(served.url, numbers, AT_ONCE)
-            now = await asyncio.to_thread(lambda: asyncio.run(held(served, base)))
+            now = await held(served, base)
         finally:
-            await asyncio.to_thread(served.__exit__, None, None, None)
+            await asyncio.to_thread(served.stop)
         toxics = sum((wire.done for wire in wires), start=Counter())
         kept.note(toxics=dict(toxics), held_more=more(now, base))
     return found + again
 
 
-@asynccontextmanager
-async def _stubs(engine: str) -> AsyncIterator[tuple[list[int], list[int]]]:
-    """Ports of stubs of the policy's servers and of the reward model's."""
-    kind = CompletionsStub if engine == "openai" else Stub
-    stub = kind.of(Text(SPRIG_FOLDER / "policy"))
-    async with AsyncExitStack() as stack:
-        made = [listening(stub.answer) for _ in range(REPLICAS + 1)]
-        ports = [await stack.enter_async_context(each) for each in made]
-        yield ports[:REPLICAS], ports[REPLICAS:]
-
-
-@asynccontextmanager
-async def _real() -> AsyncIterator[tuple[list[int], list[int]]]:
-    """Ports of real servers of the bundled models, on this machine's cores."""
-    policies = [policy_server(PYTHON, "lru", KV_TOKENS)]
-    rewards = [reward_server(PYTHON, KV_TOKENS)]
-    async with started([*policies, *rewards]):
-        yield (
-            [int(server.url.rpartition(":")[2]) for server in policies],
-            [int(server.url.rpartition(":")[2]) for server in rewards],
-        )
-
-
-def wires(
-    kept: StageHistory, count: int, engine: str = "sglang", *, real: bool = False
-) -> list[Asked]:
+def wires(kept: StageHistory, count: int, engine: str = "sglang") -> list[Asked]:
     """So many searches, each over faults and again in peace."""
-
-    async def run() -> list[Asked]:
-        async with _real() if real else _stubs(engine) as (policies, rewards):
-            found = await _faulty(engine, policies, rewards, range(count), kept)
-        # its arithmetic follows the batch, and with it the last digits of a reward
-        return [replace(one, digest="") for one in found] if real else found
-
-    return kept.once(lambda: asyncio.run(run()))
+    return kept.once(lambda: asyncio.run(_faulty(engine, range(count), kept)))
 
 
 def checked_wires(history: Sequence[Asked], facts: dict[str, Any]) -> dict[str, Any]:
