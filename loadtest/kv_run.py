@@ -110,4 +110,4 @@ class KvSearches:
 def _as_cached(draws: Sequence[Draw]) -> list[Draw]:
     """The same draws, each with the KV that the embedded engine reads and leaves for it: a path's
     last token has none before it goes on, and is then run in any case."""
-    return [Draw(draw.prefix[:-1], (draw.prefix[-1], *draw.step[:-1])) for draw in draws]
+    return [(prefix[:-1], (prefix[-1], *step[:-1])) for prefix, step in draws]

@@ -16,14 +16,14 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
 
 from search.outcome import Outcome
-from search.tree import Tree
 
 Path = tuple[int, ...]
+Draw = tuple[Path, Path]
+"""A prefix, and the step drawn after it."""
 ROOT = 0
 
 
@@ -53,31 +53,18 @@ class Over:
 Served = Begun | Drawn | Over
 
 
-@dataclass(frozen=True, slots=True)
-class Draw:
-    """A step drawn after a prefix."""
-
-    prefix: Path
-    step: Path
-
-
 def draws_of(outcome: Outcome) -> list[Draw]:
     """All draws of a search, in the order of their ids."""
-    return [draw for fork in _forks(outcome.tree) for draw in fork]
-
-
-def _forks(tree: Tree) -> Iterator[list[Draw]]:
-    for parent, nodes in groupby(tree.nodes[1:], key=lambda node: node.parent):
-        prefix = tree.tokens(parent)
-        yield [Draw(prefix, node.tokens) for node in nodes]
+    tree = outcome.tree
+    return [(tree.tokens(node.parent), node.tokens) for node in tree.nodes[1:]]
 
 
 def one_by_one(draws: Sequence[Draw]) -> list[Served]:
     """Draws that are served one after the other."""
     return [
         event
-        for turn, draw in enumerate(draws)
-        for event in (Begun(turn, draw.prefix), Drawn(turn, draw.step), Over(turn))
+        for turn, (prefix, step) in enumerate(draws)
+        for event in (Begun(turn, prefix), Drawn(turn, step), Over(turn))
     ]
 
 
@@ -86,7 +73,7 @@ def least_read_again(served: Sequence[Served], pool: int) -> int:
 
     Where requests at work need more than that, they have it, and nothing else is kept.
     """
-    trie, paths = _Trie(), dict[int, list[int]]()
+    trie, paths = TokenTrie(), dict[int, list[int]]()
     walked = [_walk(trie, paths, event) for event in served]
     uses: dict[int, list[float]] = defaultdict(list)
     for turn in reversed(range(len(served))):
@@ -103,7 +90,7 @@ def least_read_again(served: Sequence[Served], pool: int) -> int:
     return cache.read_again
 
 
-def _walk(trie: _Trie, paths: dict[int, list[int]], event: Served) -> list[int]:
+def _walk(trie: TokenTrie, paths: dict[int, list[int]], event: Served) -> list[int]:
     """The tokens that an event is about: a request's that is over, all of them."""
     if isinstance(event, Over):
         return paths.pop(event.request)
@@ -118,13 +105,13 @@ def _walk(trie: _Trie, paths: dict[int, list[int]], event: Served) -> list[int]:
 
 
 @dataclass(slots=True)
-class _Trie:
+class TokenTrie:
     """Every token of every path, by a number of its own; 0 is the root."""
 
     depth: list[int] = field(default_factory=lambda: [0])
     _below: dict[tuple[int, int], int] = field(default_factory=dict)
 
-    def walk(self, tokens: Path, at: int = ROOT) -> list[int]:
+    def walk(self, tokens: Sequence[int], at: int = ROOT) -> list[int]:
         """The numbers of a path's tokens."""
         found = []
         for token in tokens:

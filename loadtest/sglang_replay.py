@@ -14,7 +14,7 @@ import asyncio
 import json
 import sys
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -60,7 +60,7 @@ from sglang.srt.sampling.sampling_params import (  # pyright: ignore[reportMissi
 
 from hedgerow_sglang.plugin_protocol import NAME, parse_note
 from hedgerow_sglang.search_cache import SearchCache
-from loadtest.least_read import Begun, Drawn, Over, Served, least_read_again
+from loadtest.least_read import Begun, Drawn, Over, Served, TokenTrie, least_read_again
 from runtime.sglang.round_gate import RoundGate
 from search.engine import Branch
 
@@ -113,23 +113,16 @@ class Replayed:
 class CachedOnce:
     """Every token that was cached once, by its path."""
 
-    _below: dict[tuple[int, int], int] = field(default_factory=dict)
+    _trie: TokenTrie = field(default_factory=TokenTrie)
     _cached: set[int] = field(default_factory=set)
-
-    def walk(self, tokens: Sequence[int]) -> Iterator[int]:
-        """The numbers of a path's tokens."""
-        at = 0
-        for token in tokens:
-            at = self._below.setdefault((at, token), len(self._below) + 1)
-            yield at
 
     def again(self, tokens: Sequence[int], cached: int) -> int:
         """Of a path whose first tokens are cached, those that were cached once."""
-        return sum(at in self._cached for at in list(self.walk(tokens))[cached:])
+        return sum(at in self._cached for at in self._trie.walk(tokens)[cached:])
 
     def add(self, tokens: Sequence[int]) -> None:
         """These are cached now."""
-        self._cached.update(self.walk(tokens))
+        self._cached.update(self._trie.walk(tokens))
 
 
 class ReplayedServer:

@@ -34,8 +34,8 @@ def test_what_never_comes_back_goes_first() -> None:
     from. In 8 tokens the second goes for the third, and nothing is read again; in 7 one token of
     the first has to go as well, where the third needs 5."""
     first, second, third = (3, 3, 3), (4, 4, 4), (5, 5, 5)
-    draws = [Draw(PROMPT, step) for step in (first, second, third)]
-    served = one_by_one([*draws, Draw(PROMPT + first, (6,))])
+    draws = [(PROMPT, step) for step in (first, second, third)]
+    served = one_by_one([*draws, (PROMPT + first, (6,))])
     assert least_read_again(served, 11) == 0
     assert least_read_again(served, 8) == 0
     assert least_read_again(served, 7) == 1
@@ -46,7 +46,7 @@ def test_what_never_comes_back_goes_first() -> None:
 
 def test_what_two_searches_have_in_common_is_there_once() -> None:
     """The same step drawn again takes no more room."""
-    draws = [Draw(PROMPT, (3, 3)), Draw(PROMPT, (3, 3)), Draw((*PROMPT, 3, 3), (4,))]
+    draws: list[Draw] = [(PROMPT, (3, 3)), (PROMPT, (3, 3)), ((*PROMPT, 3, 3), (4,))]
     assert least_read_again(one_by_one(draws), 5) == 0
 
 
@@ -231,6 +231,6 @@ async def test_every_draw_of_a_search_after_its_parents_path() -> None:
     draws = draws_of(found)
     assert len(draws) == len(found.tree) - 1
     known = {found.tree.prompt}
-    for draw in draws:
-        assert draw.prefix in known
-        known.add(draw.prefix + draw.step)
+    for prefix, step in draws:
+        assert prefix in known
+        known.add(prefix + step)
