@@ -88,14 +88,10 @@ async def servers_row(stub: bool, searches: int, kills: tuple[int, int]) -> dict
         calm = await streamed(served.url, range(searches), AT_ONCE)
         say(f"{searches} searches in peace")
         begun = time.monotonic()
-        over = asyncio.Event()
-        killing = asyncio.create_task(killed_at_random((policy, reward), kills, over))
+        killing = asyncio.create_task(killed_at_random((policy, reward), kills))
         found = await streamed(served.url, range(searches), AT_ONCE)
-        rounds = 1
         while not killing.done():  # the kills come until all are done, however quick searches are
             found += await streamed(served.url, range(AT_ONCE), AT_ONCE)
-            rounds += 1
-        over.set()
         await killing
     return {"row": "servers", "kills": sum(kills)} | told(found, calm, time.monotonic() - begun)
 

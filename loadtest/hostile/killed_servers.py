@@ -11,7 +11,7 @@ import signal
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import httpx
 from httpx_sse import SSEError, aconnect_sse
@@ -30,27 +30,6 @@ PATIENCE = 3600.0
 """Seconds for a search, fifteen starts of servers on a slow machine included."""
 PAUSE = 3.0
 """Seconds at most from a server's start to its next kill."""
-
-
-class Victim(Protocol):
-    """A server that is killed, and starts again where it was."""
-
-    @property
-    def url(self) -> str:
-        """Where it listens."""
-        ...
-
-    async def kill(self) -> None:
-        """End it and all that it has started."""
-        ...
-
-    async def start(self) -> None:
-        """Start it again; it is ready then."""
-        ...
-
-    async def stop(self, *, still: bool) -> None:
-        """Have it stand still, or go on."""
-        ...
 
 
 class StubVictim(MortalStub):
@@ -96,16 +75,16 @@ class RealVictim:
         os.killpg(self.server.process.pid, sign)
 
 
-async def killed_at_random(
-    servers: Sequence[Victim], kills: Sequence[int], over: asyncio.Event
-) -> None:
+Victim = StubVictim | RealVictim
+"""A server that is killed, stands still, and starts again where it was."""
+
+
+async def killed_at_random(servers: Sequence[Victim], kills: Sequence[int]) -> None:
     """Each so often, in a random order, each time at a random moment after the last start."""
     dice = random.Random(0)
     order = [victim for victim, often in zip(servers, kills, strict=True) for _ in range(often)]
     dice.shuffle(order)
     for number, victim in enumerate(order, 1):
-        if over.is_set():
-            return
         await asyncio.sleep(dice.uniform(0.0, PAUSE))
         await victim.kill()
         await victim.start()
