@@ -102,20 +102,14 @@ class Search:
         return self.prompt + self.step * self.depth / 2
 
 
-def decode_seconds(gpu: Gpu, model: Model, rows: float, path: float) -> float:
-    """A pass that draws a token for each row: max(FLOPs/peak, bytes/bandwidth), the roofline of
-    DESIGN section 9 (after FlashTTS, its roofline-guided KV allocation); weights are read once,
-    every row's KV for itself.
+def pass_seconds(gpu: Gpu, model: Model, tokens: float, path: float = 0) -> float:
+    """A pass over so many tokens: max(FLOPs/peak, bytes/bandwidth), the roofline of DESIGN section
+    9 (after FlashTTS, its roofline-guided KV allocation). Weights are read once, and where each
+    token is another row's the KV of its ``path``, for itself.
     """
-    flops = 2 * model.parameters * rows
-    read = model.weights + rows * path * model.kv
-    return max(flops / (1e12 * gpu.teraflops), read / (1e9 * gpu.bandwidth))
-
-
-def prefill_seconds(gpu: Gpu, model: Model, tokens: float) -> float:
-    """A pass over so many tokens, by the same roofline."""
     flops = 2 * model.parameters * tokens
-    return max(flops / (1e12 * gpu.teraflops), model.weights / (1e9 * gpu.bandwidth))
+    read = model.weights + tokens * path * model.kv
+    return max(flops / (1e12 * gpu.teraflops), read / (1e9 * gpu.bandwidth))
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,13 +155,13 @@ class ReplicaModel:
     def drawing(self, at_once: float) -> float:
         """Seconds of a search's rounds with so many under way in step: ``step`` passes each."""
         rows = at_once * self.search.width
-        one = decode_seconds(self.gpu, self.policy, rows, self.search.path)
+        one = pass_seconds(self.gpu, self.policy, rows, self.search.path)
         return self.search.depth * self.search.step * one / EFFICIENCY
 
     def scoring(self, at_once: float) -> float:
         """Seconds of its rewards: a round is one pass of the reward model over what was drawn."""
         tokens = at_once * self.search.width * self.search.step
-        return self.search.depth * prefill_seconds(self.gpu, self.reward, tokens) / EFFICIENCY
+        return self.search.depth * pass_seconds(self.gpu, self.reward, tokens) / EFFICIENCY
 
     def seconds(self, at_once: float) -> float:
         """A search's time with so many under way in step."""

@@ -20,8 +20,7 @@ from loadtest.capacity import (
     ReplicaModel,
     Search,
     company,
-    decode_seconds,
-    prefill_seconds,
+    pass_seconds,
     row,
 )
 from loadtest.capacity_check import JUDGED, NARROW, WIDE, fitted, line
@@ -52,10 +51,11 @@ def test_the_fit_goes_through_both_widths() -> None:
 
 def test_the_roofline_by_hand() -> None:
     """2 MB of weights at 100 MB/s are 20 ms; 200 MFLOP for 100 rows at 1 GFLOP/s are 0.2 s."""
-    assert decode_seconds(BOX, TINY, rows=1, path=0) == pytest.approx(0.02)
-    assert decode_seconds(BOX, TINY, rows=100, path=0) == pytest.approx(0.2)
-    assert prefill_seconds(BOX, TINY, tokens=1) == pytest.approx(0.02)
-    assert prefill_seconds(BOX, TINY, tokens=1000) == pytest.approx(2.0)
+    assert pass_seconds(BOX, TINY, tokens=1) == pytest.approx(0.02)
+    assert pass_seconds(BOX, TINY, tokens=100) == pytest.approx(0.2)
+    assert pass_seconds(BOX, TINY, tokens=1000) == pytest.approx(2.0)
+    # 100,000 tokens of KV at 32 bytes are 3.2 MB more.
+    assert pass_seconds(BOX, TINY, tokens=10, path=10_000) == pytest.approx(0.052)
 
 
 def test_a_replica_by_hand() -> None:
