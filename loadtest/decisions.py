@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 from search.policies.policy import Policy, Round, Scores
@@ -15,6 +16,8 @@ from search.tree import Node, NodeState, Tree
 
 PolicyOf = Callable[[SearchSpec], Policy]
 Answers = Mapping[str, Sequence[Node]]
+PLANS = ("plan", "plan_knowing", "uncompared")
+"""What plans a round: for all policies, for those that look at answers, and without embeddings."""
 
 
 @dataclass(slots=True)
@@ -28,45 +31,26 @@ class Decisions:
 
 
 def noting(policy_of: PolicyOf, decisions: Decisions, clock: Callable[[], float]) -> PolicyOf:
-    """Makes the same policy, whose plans are noted in ``decisions``.
+    """Makes the same policy, whose plans are noted in ``decisions``; all else of it is its own."""
 
-    One that compares embeddings (``to_embed``, ``uncompared``, ``suited_to``) or looks at answers
-    (``plan_knowing``) goes on doing so.
-    """
+    def noted(made: Callable[..., Round | None]) -> Callable[..., Round | None]:
+        def plan(tree: Tree, *answers: Answers) -> Round | None:
+            before = clock()
+            found = made(tree, *answers)
+            decisions.seconds.append(clock() - before)
+            decisions.nodes.append(len(tree))
+            if found is not None:
+                decisions.rounds.append(found)
+            return found
 
-    def noted(made: Callable[[Tree], Round | None], tree: Tree) -> Round | None:
-        before = clock()
-        plan = made(tree)
-        decisions.seconds.append(clock() - before)
-        decisions.nodes.append(len(tree))
-        if plan is not None:
-            decisions.rounds.append(plan)
         return plan
 
-    def watched(policy: Any) -> Policy:
-        class Noting:
-            scores: ClassVar[Scores] = policy.scores
-
-            def plan(self, tree: Tree) -> Round | None:
-                return noted(policy.plan, tree)
-
-        class NotingComparing(Noting):
-            def to_embed(self, tree: Tree) -> Sequence[Node]:
-                return policy.to_embed(tree)
-
-            def uncompared(self, tree: Tree) -> Round | None:
-                return noted(policy.uncompared, tree)
-
-            def suited_to(self, embeds: str | None) -> Policy:
-                return watched(policy.suited_to(embeds))
-
-        class NotingKnowing(Noting):
-            def plan_knowing(self, tree: Tree, answers: Answers) -> Round | None:
-                return noted(lambda tree: policy.plan_knowing(tree, answers), tree)
-
-        if hasattr(policy, "plan_knowing"):
-            return NotingKnowing()
-        return NotingComparing() if hasattr(policy, "to_embed") else Noting()
+    def watched(policy: Any) -> Any:
+        own = {name: getattr(policy, name) for name in dir(policy) if not name.startswith("_")}
+        own |= {name: noted(own[name]) for name in PLANS if name in own}
+        if "suited_to" in own:
+            own["suited_to"] = lambda embeds: watched(policy.suited_to(embeds))
+        return SimpleNamespace(**own)
 
     return lambda spec: watched(policy_of(spec))
 

@@ -46,6 +46,8 @@ async def test_repeated_decisions_grow_the_same_tree(name: PolicyName) -> None:
         watched = await grow(spec, noting(POLICIES[name], noted, lambda: next(ticks)))
         again = await grow(spec, replaying(POLICIES[name], noted.rounds))
         assert plain.digest == watched.digest == again.digest
+        assert watched.stats.kv_tokens_total == plain.stats.kv_tokens_total
+        assert watched.stop_reason == plain.stop_reason
         assert len(noted.rounds) == plain.stats.rounds
         assert noted.seconds == [1] * (len(noted.rounds) + 1)
         assert noted.nodes[0] == 1
