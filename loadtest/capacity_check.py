@@ -15,7 +15,7 @@ from typing import Any
 
 from loadtest.capacity import Search
 from loadtest.searches import SPRIG, Method, embedded, grow, items_of
-from loadtest.served import cpu_seconds
+from loadtest.served import process_seconds
 from runtime.text import Text
 from search.outcome import Outcome
 from search.spec import SearchSpec
@@ -53,9 +53,9 @@ async def check(quick: bool) -> list[dict[str, Any]]:
         await grow(engine, text, items_of(TASK, "dev", 99, 0)[-1], methods[WIDE])  # warm
         for item in items:
             for width, method in methods.items():
-                before = cpu_seconds(engine.pid)
+                before = process_seconds(engine.pid)
                 grown[width].append(await grow(engine, text, item, method))
-                seconds[width].append(cpu_seconds(engine.pid) - before)
+                seconds[width].append(process_seconds(engine.pid) - before)
     return _rows(seconds, grown)
 
 

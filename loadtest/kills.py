@@ -47,7 +47,6 @@ from loadtest.on_sglang import (
     at_work,
     engine_on,
     policy_server,
-    remembered,
     reward_server,
     started,
     to_its_end,
@@ -200,12 +199,10 @@ async def on_sglang(searches: Searches, kills: int, python: Path) -> dict[str, A
         async with engine_on(policies, [reward], connect_seconds=CONNECT_SECONDS) as engine:
             await searches.under_kills(engine, kills, restart)
             orphans = [await at_work(server) for server in (*policies, reward)]
-            known = [await remembered(server) for server in policies]
     return {
         "moved": engine.moves,
         "sent_again": engine.sent_again,
         "left": sum(orphans),
-        "searches_remembered": sum(known),
     }
 
 

@@ -17,9 +17,9 @@ from typing import Any, Literal, TypeVar
 
 import httpx
 
-from hedgerow_sglang.plugin_protocol import plugin_counts
 from loadtest.options import PYTHON
 from loadtest.searches import SPRIG
+from loadtest.served import process_seconds
 from runtime.sglang.launched_server import LaunchedServer, LaunchOptions
 from runtime.sglang.sglang_engine import SglangEngine
 from runtime.sglang.sglang_options import SglangOptions
@@ -32,8 +32,6 @@ PATIENCE_SECONDS = 120.0
 """For a sign of life from a server that shares its cores."""
 MEMORY = 0.5
 """SGLang's own bound, which others' memory counts towards; pools are given in tokens."""
-SESSION, USER, SYSTEM = 3, 11, 12
-"""Fields of ``/proc/PID/stat`` behind the command's name."""
 
 
 def policy_server(
@@ -139,23 +137,15 @@ async def at_work(server: LaunchedServer) -> int:
     return sum(load["num_running_reqs"] + load["num_waiting_reqs"] for load in loads)
 
 
-async def remembered(server: LaunchedServer) -> int:
-    """Searches that our plug-in there takes for being in flight; 0 without the plug-in."""
-    async with _client(server) as client:
-        told = plugin_counts((await client.get("/server_info")).raise_for_status().json())
-    return 0 if told is None else told["searches"]
-
-
 def cpu_seconds(server: LaunchedServer) -> float:
     """Since its start: a launched server leads a session of its own. 0 where there is no /proc."""
     assert server.process is not None, "it runs"
-    ticks = 0
-    for stat in Path("/proc").glob("[0-9]*/stat"):
+    seconds = 0.0
+    for pid in (int(path.name) for path in Path("/proc").glob("[0-9]*")):
         with suppress(OSError):
-            fields = stat.read_text().rpartition(")")[2].split()
-            if int(fields[SESSION]) == server.process.pid:
-                ticks += int(fields[USER]) + int(fields[SYSTEM])
-    return ticks / os.sysconf("SC_CLK_TCK")
+            if os.getsid(pid) == server.process.pid:
+                seconds += process_seconds(pid)
+    return seconds
 
 
 def _client(server: LaunchedServer) -> httpx.AsyncClient:
