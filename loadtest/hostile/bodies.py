@@ -93,18 +93,19 @@ def _bent_head(head: str, size: str, sent: bytes, dice: random.Random) -> bytes:
     return dice.choice(bends)
 
 
-async def _ask(port: int, number: int) -> Asked:
-    sent = body(number)
-    name = f"body {number}"
+async def send(port: int, name: str, sent: bytes, patience: float = PATIENCE, **how: Any) -> Asked:
+    """Bytes on a connection of their own, and their end, for which it waits so many seconds;
+    ``how``: of ``asyncio.open_connection``."""
     try:
-        async with asyncio.timeout(PATIENCE):
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(sent)
+        async with asyncio.timeout(patience):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port, **how)
             try:
+                writer.write(sent)
                 answer = await reader.read()
             except ConnectionError:
                 answer = b""
-            writer.close()
+            finally:
+                writer.close()
     except TimeoutError:
         return Asked(name, HUNG)
     found = re.match(rb"HTTP/1\.\d (\d+)", answer)
@@ -139,7 +140,7 @@ def bad_bodies(kept: StageHistory, count: int, chunk: int = 500) -> list[Asked]:
 
 async def _some(url: str, numbers: range) -> list[Asked]:
     port = int(url.rpartition(":")[2])
-    return await side_by_side(lambda number: _ask(port, number), numbers, AT_ONCE)
+    return await side_by_side(lambda n: send(port, f"body {n}", body(n)), numbers, AT_ONCE)
 
 
 SECONDS = 30.0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import re
 import statistics
 import time
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from typing import Any
 
 import httpx
 
+from loadtest.hostile.bodies import send
 from loadtest.hostile.history import HUNG, Asked, StageHistory
 from loadtest.hostile.rest import held, more
 from loadtest.served import Served
@@ -80,19 +80,7 @@ async def _half_bodies(url: str, count: int) -> list[Asked]:
 
     async def half(number: int) -> Asked:
         address = f"127.0.0.{2 + number % 4}", 0
-        reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=address)
-        writer.write(sent)
-        try:
-            async with asyncio.timeout(PATIENCE):
-                answer = await reader.read()
-        except TimeoutError:
-            return Asked("half", HUNG)
-        except ConnectionError:
-            answer = b""
-        finally:
-            writer.close()
-        found = re.match(rb"HTTP/1\.\d (\d+).*\"code\": ?\"(\w+)\"", answer, re.DOTALL)
-        return Asked("half", int(found[1]), found[2].decode()) if found else Asked("half", 0)
+        return await send(port, "half", sent, PATIENCE, local_addr=address)
 
     async def others() -> list[Asked]:
         asked = []
