@@ -29,14 +29,16 @@ STEP_TOKENS = {"game24": 32, "countdown": 32, "blocksworld": 32, "wordproblem": 
 """Tokens a node that the bundled models' longest steps fit in."""
 
 
-def scaled(config: SearchSpec, task: str, parallel: int) -> SearchSpec:
-    """A configuration for the bundled models: as many expansions, all of them spent.
+def scaled(config: SearchSpec, task: str, parallel: int, policy: str = "best_first") -> SearchSpec:
+    """A configuration for the bundled models and ``best_first`` or ``mcts``: as many expansions,
+    all of them spent. Raises ValidationError for an unknown policy.
 
     Their steps are shorter and their paths deeper than the paper's; at temperature 0.7 they repeat
     themselves, and a search of few distinct nodes has no KV to save. ``parallel`` leaves a round:
     the paper expands one at a time.
     """
     changes = {
+        "policy": policy,
         "max_depth": 16,
         "max_step_tokens": STEP_TOKENS[task],
         "temperature": 1.0,
@@ -47,6 +49,8 @@ def scaled(config: SearchSpec, task: str, parallel: int) -> SearchSpec:
     return SearchSpec.model_validate(config.model_dump() | changes)
 
 
-def with_policy(config: SearchSpec, policy: str, seed: int) -> SearchSpec:
-    """A configuration for ``best_first`` or ``mcts``. Raises ValidationError for unknown names."""
-    return SearchSpec.model_validate(config.model_dump() | {"policy": policy, "seed": seed})
+def by_levels(policy: str, task: str) -> SearchSpec:
+    """A policy that works level by level, on so many trajectories that it holds many at once."""
+    return SearchSpec.model_validate(
+        {"policy": policy, "width": 64, "max_step_tokens": STEP_TOKENS[task]}
+    )

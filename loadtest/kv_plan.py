@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from loadtest.configs import CONFIG_L, CONFIG_S, scaled, with_policy
+from loadtest.configs import CONFIG_L, CONFIG_S, by_levels, scaled
 from loadtest.token_eviction.token_eviction_policies import EXTRACTIVE, STREAMS
 from models.tasks.task import Split
 from runtime.embedded.choices import KvPolicy
@@ -58,8 +58,6 @@ QUICK = KvPlan(
     parallel=(1,),
     questions=1,
 )
-LEVEL_WIDTH = 64
-"""Trajectories of a policy that works level by level: there waves are what saves memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +76,11 @@ def cases_of(plan: KvPlan) -> list[Case]:
     for task in plan.tasks:
         for name in plan.searches:
             if name not in ("best_first", "mcts"):
-                limit = scaled(CONFIG_S, task, 1).max_step_tokens
-                fields = {"policy": name, "width": LEVEL_WIDTH, "max_step_tokens": limit}
-                found.append(Case(task, name, "level", SearchSpec.model_validate(fields)))
+                found.append(Case(task, name, "level", by_levels(name, task)))
                 continue
             for config in plan.configs:
                 for parallel in plan.parallel:
-                    spec = with_policy(scaled(CONFIGS[config], task, parallel), name, plan.seed)
+                    spec = scaled(CONFIGS[config], task, parallel, name)
                     if plan.expansions is not None:
                         spec = spec.model_copy(update={"expansions": plan.expansions})
                     found.append(Case(task, name, config, spec))

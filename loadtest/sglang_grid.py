@@ -30,7 +30,7 @@ import kvpolicy
 import search
 from cli.kept_lines import KeptLines
 from hedgerow_sglang.plugin_protocol import NAME, Note, custom_params
-from loadtest.configs import CONFIG_L, STEP_TOKENS, scaled
+from loadtest.configs import CONFIG_L, by_levels, scaled
 from loadtest.kept import code_of
 from loadtest.report import say
 from loadtest.searches import SPRIG, Method, embedded, grow, items_of
@@ -149,9 +149,7 @@ def spec_of(policy: str) -> SearchSpec:
     """ArborKV's scaling test, one leaf a round, for a search that goes back; else width 64."""
     if policy == "best_first":
         return scaled(CONFIG_L, TASK, parallel=1)
-    return SearchSpec.model_validate(
-        {"policy": policy, "width": 64, "max_step_tokens": STEP_TOKENS[TASK]}
-    )
+    return by_levels(policy, TASK)
 
 
 def cells(*, quick: bool) -> list[tuple[int, int]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from loadtest.configs import CONFIG_L, CONFIG_S, with_policy
+from loadtest.configs import CONFIG_L, CONFIG_S, scaled
 from search.spec import SearchSpec
 
 
@@ -24,8 +24,8 @@ def test_arborkvs_two_searches() -> None:
 
 
 def test_either_backtracking_policy_takes_them() -> None:
-    """The rest of a configuration stays; an unknown policy is refused by name."""
-    assert shape(with_policy(CONFIG_S, "mcts", 3)) == shape(CONFIG_S)
-    assert with_policy(CONFIG_S, "mcts", 3).policy == "mcts"
+    """Branching and expansions stay; an unknown policy is refused by name."""
+    assert shape(scaled(CONFIG_S, "blocksworld", 1, "mcts")) == (3, 16, 64, 32)
+    assert scaled(CONFIG_S, "blocksworld", 4, "mcts").policy == "mcts"
     with pytest.raises(ValidationError, match="policy"):
-        with_policy(CONFIG_S, "mtcs", 3)
+        scaled(CONFIG_S, "blocksworld", 1, "mtcs")
