@@ -10,8 +10,10 @@ import hashlib
 import json
 import math
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
 from typing import Any, Self
 
+from loadtest.hostile.toxics import listening
 from runtime.text import Text
 
 INFO = {
@@ -150,8 +152,7 @@ class MortalStub:
         """Requests for work so far."""
         self.port = 0
         self._stub = stub
-        self._server: asyncio.Server | None = None
-        self._open: set[asyncio.Task[None]] = set()
+        self._ends = AsyncExitStack()
 
     @property
     def url(self) -> str:
@@ -160,22 +161,12 @@ class MortalStub:
 
     async def start(self) -> None:
         """Listen, on the same port as before."""
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", self.port)
-        self.port = self._server.sockets[0].getsockname()[1]
+        server = listening(self._connection, self.port)
+        self.port = await self._ends.enter_async_context(server)
 
     async def kill(self) -> None:
         """End with all connections, whatever is under way."""
-        if self._server is not None:
-            self._server.close()
-            self._server = None
-        for task in self._open:
-            task.cancel()
-        await asyncio.gather(*self._open, return_exceptions=True)
-
-    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.ensure_future(self._connection(reader, writer))
-        self._open.add(task)
-        task.add_done_callback(self._open.discard)
+        await self._ends.aclose()
 
     async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:

@@ -138,8 +138,9 @@ class Proxy:
 
 
 @asynccontextmanager
-async def listening(handler: Handler) -> AsyncIterator[int]:
-    """The port at which ``handler`` gets every connection; those that are left end with it."""
+async def listening(handler: Handler, port: int = 0) -> AsyncIterator[int]:
+    """The port at which ``handler`` gets every connection, a free one unless it is given; those
+    that are left end with it."""
     open_ones: set[asyncio.Task[None]] = set()
 
     def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -147,8 +148,11 @@ async def listening(handler: Handler) -> AsyncIterator[int]:
         open_ones.add(task)
         task.add_done_callback(open_ones.discard)
 
-    async with await asyncio.start_server(accept, "127.0.0.1", 0) as server:
+    server = await asyncio.start_server(accept, "127.0.0.1", port)
+    try:
         yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
         for task in open_ones:
             task.cancel()
         await asyncio.gather(*open_ones, return_exceptions=True)
