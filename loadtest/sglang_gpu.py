@@ -32,13 +32,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from cli.kv_split_plan import draft_args
 from loadtest.budget_weight import spec_for
-from loadtest.on_sglang import (
-    engine_on,
-    policy_server,
-    reward_server,
-    started,
-    to_its_end,
-)
+from loadtest.on_sglang import engine_on, started, to_its_end
 from loadtest.options import BenchmarkParser
 from loadtest.report import publish, say_row
 from loadtest.searches import Item, Method, grow_all, items_of
@@ -166,22 +160,14 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 async def load(options: argparse.Namespace) -> list[dict[str, Any]]:
     """The rows of ``loadtest.sglang``, but for the replay, which needs no device."""
-    rows, python, device = [], options.python, options.device
+    rows, device = [], options.device
     with tempfile.TemporaryDirectory() as folder:
         models = models_of(options.shape, Path(folder))
         for overlap in OVERLAP[device]:
-            place = Place(
-                python,
-                device,
-                models.policy,
-                models.prm,
-                models.fields,
-                options.kv_tokens,
-                () if overlap else (NO_OVERLAP,),
-            )
+            place = _place(models, options, () if overlap else (NO_OVERLAP,))
             found = await rounds(place, options.quick)
             rows += [{"shape": options.shape, "overlap": overlap} | row for row in found]
-    async for row in pools(python, quick=options.quick, device=device):
+    async for row in pools(options.python, quick=options.quick, device=device):
         rows.append({"shape": "sprig", "overlap": OVERLAP[device][0]} | row)
     return rows
 
@@ -195,24 +181,21 @@ async def rewards(options: argparse.Namespace) -> list[dict[str, Any]]:
     return rows
 
 
+def _place(models: GpuModels, options: argparse.Namespace, args: Sequence[str]) -> Place:
+    """The models on the device; ``args``: more of SGLang's options for the policy's server."""
+    where, room = (options.python, options.device), options.kv_tokens
+    return Place(*where, models.policy, models.prm, models.fields, room, tuple(args))
+
+
 def _servers(models: GpuModels, options: argparse.Namespace, way: str) -> list[LaunchedServer]:
     """The policy's and the reward model's, not started. With a draft the draws are SGLang's own."""
     flags: Sequence[str] = ()
     if way == "draft":
         named = {"HEDGEROW_DRAFT": "scheduled", "HEDGEROW_DRAFT_MODEL": str(models.draft)}
         flags = shlex.split(draft_args(load_settings(named), options.width))
-    python, room, device = options.python, options.kv_tokens, options.device
-    policy = policy_server(
-        python,
-        "arborkv",
-        room,
-        model=models.policy,
-        args=flags,
-        device=device,
-        seeds=way != "draft",
-    )
-    policy.options = replace(policy.options, schedules=way == "speculate")
-    return [policy, reward_server(python, room, model=models.prm, device=device)]
+    policy, reward = _place(models, options, flags).servers()
+    policy.options = replace(policy.options, seeds=way != "draft", schedules=way == "speculate")
+    return [policy, reward]
 
 
 def _rows(
