@@ -17,12 +17,12 @@ from loadtest.reference_engine import ReferenceEngine, ReferenceOptions
 from loadtest.searches import SPRIG
 from runtime.embedded.sampler import sample
 from runtime.stop_strings import StopStrings, StopStringTables
-from search.engine import Branch, RewardMissing, Sampling, Step, Trajectory
+from search.engine import Branch, Sampling, Step, Trajectory
 from search.tree import Finish
 
 
 class GenerateLoop(ReferenceEngine):
-    """The reference engine, but batched as scripts batch. It accounts for nothing."""
+    """The reference engine, but batched as scripts batch."""
 
     def __init__(self, threads: int) -> None:
         """The bundled models, in this process."""
@@ -72,8 +72,7 @@ class GenerateLoop(ReferenceEngine):
     ) -> list[float]:
         """One padded batch of whole trajectories."""
         del tree
-        if self._prm is None:
-            raise RewardMissing("the bundled reward model was not loaded")
+        assert self._prm is not None, "the bundled models have a reward model"
         paths = [list(self._reader.paths.path(prompt, question, t, {})) for t in trajectories]
         logits = _LeftPadded(paths).logits(self._prm)
         return [self._reader.reading.reward(row) for row in logits]

@@ -1,15 +1,13 @@
 """A reference for the embedded engine: plain ``transformers``, one branch at a time.
 
-Nothing is shared, batched or kept between calls. It runs any causal language model and draws by
-the same noise, so the embedded engine is tested against it, and benchmarks time it as a baseline.
+Nothing is shared, batched or kept between calls, and nothing is accounted for. It runs any causal
+language model and draws by the same noise, so the embedded engine is tested against it.
 """
 
 from __future__ import annotations
 
-import asyncio
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,11 +22,10 @@ from runtime.judge import Judge
 from runtime.reward_format import reward_format
 from runtime.reward_reader import Reader, overhead_of
 from runtime.text import Text
-from search.counters import Counters, EngineCounters, Usage
+from search.counters import Counters, Usage
 from search.engine import (
     Branch,
     Capabilities,
-    EngineError,
     Hint,
     PrefixTooLong,
     RewardMissing,
@@ -50,19 +47,6 @@ class ReferenceOptions:
     prm: str | Path | None = None
     reward_format: str = "none"
     threads: int = 1
-    version: str = ""
-
-
-@dataclass(eq=False, slots=True)
-class _Call:
-    """A call under way for a tree."""
-
-    tree: str
-    stopped: bool = False
-
-    def must_go_on(self) -> None:
-        if self.stopped:
-            raise EngineError(f"tree {self.tree!r} was aborted")
 
 
 class ReferenceEngine:
@@ -84,28 +68,19 @@ class ReferenceEngine:
             overhead = self._judge.overhead()
         elif self._prm is not None and self._reader is not None:
             overhead = overhead_of(self._reader.paths)
-        self._turn = asyncio.Lock()
-        self._costs: dict[str, Counters] = {}
-        self._past = Counters()
-        self._calls: set[_Call] = set()
         models = {"policy": options.policy, "prm": options.prm}
-        self._capabilities = Capabilities(
+        self.capabilities = Capabilities(
             engine="reference",
             models={name: str(path) for name, path in models.items() if path is not None},
             exact=True,
             scores=self._prm is not None or not self._form.needs_model,
             embeds="hidden",
             context_tokens=self._text.context,
-            fingerprint=f"reference-{options.version}-{torch.__version__}-{options.threads}",
+            fingerprint=f"reference-{torch.__version__}-{options.threads}",
             score_tokens=overhead,
             outcome=self._form.outcome,
             likelihood=self._form.reads == "logprob",
         )
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """What this engine can do; constant while it lives."""
-        return self._capabilities
 
     async def expand(self, tree: str, branches: Sequence[Branch], sampling: Sampling) -> list[Step]:
         """Draw one step for each branch, one after the other."""
@@ -116,13 +91,7 @@ class ReferenceEngine:
                     f"a prefix of {len(branch.tokens)} tokens and a step of up to {branch.limit} "
                     f"do not fit the context of {self._text.context}"
                 )
-        steps = []
-        with self._under_way(tree) as call:
-            for branch in branches:
-                async with self._turn:
-                    call.must_go_on()
-                    steps.append(await asyncio.to_thread(self._step, call, branch, sampling))
-        return steps
+        return [self._step(branch, sampling) for branch in branches]
 
     async def score(
         self,
@@ -132,61 +101,27 @@ class ReferenceEngine:
         trajectories: Sequence[Trajectory],
     ) -> list[float]:
         """One reward in [0, 1] a trajectory, each read from the start."""
-        rewards = []
-        with self._under_way(tree) as call:
-            for trajectory in trajectories:
-                async with self._turn:
-                    call.must_go_on()
-                    asked = call, prompt, question, trajectory
-                    rewards.append(await asyncio.to_thread(self._reward, *asked))
-        return rewards
+        return [self._reward(prompt, question, trajectory) for trajectory in trajectories]
 
     async def embed(
         self, tree: str, prompt: tuple[int, ...], trajectories: Sequence[Trajectory]
     ) -> list[tuple[float, ...]]:
         """Each last step's hidden states, as ``runtime.embedded.step_embedder`` reads them."""
-        with self._under_way(tree) as call:
-            vectors = []
-            for trajectory in trajectories:
-                async with self._turn:
-                    call.must_go_on()
-                    vectors.append(
-                        await asyncio.to_thread(self._states, tree, trajectory.steps[-1])
-                    )
-        return vectors
+        return [self._states(trajectory.steps[-1]) for trajectory in trajectories]
 
     def hint(self, tree: str, hint: Hint) -> None:
         """Nothing is kept, so there is nothing to decide."""
 
     async def release(self, tree: str) -> Counters:
-        """Stop the tree's calls; what it has cost, all zero for one that was never here."""
-        await self.abort(tree)
-        cost = self._costs.pop(tree, Counters())
-        self._past += cost
-        return cost
+        """Nothing is kept, and nothing counted."""
+        return Counters()
 
     async def abort(self, tree: str) -> None:
-        """Calls under way for the tree raise EngineError at their next token."""
-        for call in self._calls:
-            call.stopped = call.stopped or call.tree == tree
+        """A call is over before another begins."""
 
     async def usage(self) -> Usage:
         """No KV outlives a step."""
-        total = self._past
-        for cost in self._costs.values():
-            total += cost
-        return Usage(
-            kv_tokens_active=0,
-            kv_tokens_cached=0,
-            kv_tokens_capacity=self._text.context,
-            kv_tokens_peak=total.kv_tokens_peak,
-            prm_kv_tokens_active=0,
-            prm_kv_tokens_cached=0,
-            prm_kv_tokens_capacity=self._text.context if self._prm is not None else 0,
-            running=int(self._turn.locked()),
-            waiting=0,
-            totals=EngineCounters.of(total),
-        )
+        return Usage(kv_tokens_active=0, kv_tokens_cached=0)
 
     async def health(self) -> None:
         """Always well: there is no process of its own to lose."""
@@ -194,17 +129,7 @@ class ReferenceEngine:
     async def close(self) -> None:
         """Nothing to stop."""
 
-    @contextmanager
-    def _under_way(self, tree: str) -> Iterator[_Call]:
-        call = _Call(tree)
-        self._calls.add(call)
-        try:
-            yield call
-        finally:
-            call.stopped = True  # a cancelled caller leaves a thread behind: it ends too
-            self._calls.discard(call)
-
-    def _step(self, call: _Call, branch: Branch, sampling: Sampling) -> Step:
+    def _step(self, branch: Branch, sampling: Sampling) -> Step:
         """Prefill the whole prefix, then decode token by token until the step ends."""
         drawn: list[int] = []
         logprobs: list[float] = []
@@ -212,7 +137,6 @@ class ReferenceEngine:
         fresh = list(branch.tokens)
         with torch.inference_mode():
             while finish is None:
-                call.must_go_on()
                 out = self._policy(torch.tensor([fresh]), past_key_values=cache, use_cache=True)
                 cache = out.past_key_values
                 position = len(branch.tokens) + len(drawn)
@@ -221,13 +145,6 @@ class ReferenceEngine:
                 logprobs.append(logprob)
                 fresh = [token]
                 finish = self._finish(drawn, branch, sampling)
-        self._charge(
-            call.tree,
-            decoded_tokens=len(drawn),
-            prefilled_tokens=len(branch.tokens),
-            model_calls=len(drawn),
-            kv_tokens_peak=len(branch.tokens) + len(drawn) - 1,
-        )
         text = self._text.decode(drawn, branch.tokens, last=finish is Finish.END)
         mean = sum(logprobs) / len(logprobs)
         return Step(tuple(drawn), text, finish, mean, entropy)
@@ -241,53 +158,37 @@ class ReferenceEngine:
             return Finish.STEP
         return Finish.LENGTH if len(drawn) == branch.limit else None
 
-    def _reward(
-        self, call: _Call, prompt: Sequence[int], question: str, trajectory: Trajectory
-    ) -> float:
+    def _reward(self, prompt: Sequence[int], question: str, trajectory: Trajectory) -> float:
         if self._judge is not None:
-            return self._judgement(self._judge, call, question, trajectory)
+            return self._judgement(self._judge, question, trajectory)
         if not self._form.needs_model:
-            return self._likelihood(call.tree, prompt, trajectory.steps)
+            return self._likelihood(prompt, trajectory.steps)
         if self._prm is None:
             raise RewardMissing(f"reward_format {self._form.name!r}: no reward model is loaded")
         path = self._reader.paths.path(prompt, question, trajectory, {})
         with torch.inference_mode():
             out = self._prm(torch.tensor([path]))
-        self._charge(call.tree, prm_tokens=len(path), model_calls=1)
         rows = out.last_hidden_state if self._form.reads_hidden else out.logits
         return self._reader.reading.reward(rows[0, -1])
 
-    def _judgement(self, judge: Judge, call: _Call, question: str, trajectory: Trajectory) -> float:
+    def _judgement(self, judge: Judge, question: str, trajectory: Trajectory) -> float:
         prompt, limit = judge.prompt(question, trajectory), judge.form.verdict_tokens
-        apart = _Call(call.tree + "\0judged")
-        verdicts = []
-        for vote, seed in enumerate(judge.seeds(trajectory)):
-            call.must_go_on()
-            branch = Branch(trajectory.node, vote, prompt, seed, limit, -1)
-            verdicts.append(self._step(apart, branch, judge.sampling).text)
-        spent = self._costs.pop(apart.tree)
-        reward, unparsed = judge.judge(verdicts)
-        self._charge(
-            call.tree,
-            prm_tokens=spent.decoded_tokens + spent.prefilled_tokens,
-            model_calls=spent.model_calls,
-            unparsed_verdicts=unparsed,
-        )
-        return reward
+        asked = [
+            Branch(trajectory.node, vote, prompt, seed, limit, -1)
+            for vote, seed in enumerate(judge.seeds(trajectory))
+        ]
+        return judge.judge([self._step(branch, judge.sampling).text for branch in asked])[0]
 
-    def _likelihood(
-        self, tree: str, prompt: Sequence[int], steps: Sequence[Sequence[int]]
-    ) -> float:
+    def _likelihood(self, prompt: Sequence[int], steps: Sequence[Sequence[int]]) -> float:
         """exp of the mean log-probability a token of the steps."""
         reply = [token for step in steps for token in step]
         path = torch.tensor([[*prompt, *reply]])
         with torch.inference_mode():
             logits = self._policy(path).logits[0, len(prompt) - 1 : -1].double()
-        self._charge(tree, prefilled_tokens=path.shape[1], model_calls=1)
         chosen = torch.log_softmax(logits, -1)[torch.arange(len(reply)), torch.tensor(reply)]
         return math.exp(float(chosen.mean()))
 
-    def _states(self, tree: str, step: Sequence[int]) -> tuple[float, ...]:
+    def _states(self, step: Sequence[int]) -> tuple[float, ...]:
         """The mean of the normalised residual stream after half of the layers."""
         config = self._policy.config
         layer = middle_layer(config.num_hidden_layers)
@@ -295,11 +196,7 @@ class ReferenceEngine:
             states = self._policy(torch.tensor([step]), output_hidden_states=True).hidden_states
         residual = states[layer][0]
         scale = residual.pow(2).mean(-1, keepdim=True).add(config.rms_norm_eps).rsqrt()
-        self._charge(tree, model_calls=1)
         return tuple((residual * scale).double().mean(0).tolist())
-
-    def _charge(self, tree: str, **cost: int) -> None:
-        self._costs[tree] = self._costs.get(tree, Counters()) + Counters(**cost)
 
 
 def _load(checkpoint: str | Path, *, head: bool = True) -> PreTrainedModel:

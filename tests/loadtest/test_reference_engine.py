@@ -1,6 +1,5 @@
 """The reference engine is the yardstick: the embedded forward draws what it draws."""
 
-import asyncio
 import math
 
 import numpy as np
@@ -15,8 +14,7 @@ from runtime.embedded.sampler import sample
 from runtime.embedded.scheduler import Scheduler
 from runtime.embedded.step_embedder import HiddenStates
 from runtime.text import Text
-from search.counters import Counters
-from search.engine import Branch, EngineError, PrefixTooLong, RewardMissing, Sampling, Trajectory
+from search.engine import Branch, PrefixTooLong, RewardMissing, Sampling, Trajectory
 from search.tree import Finish, node_seed
 from tests.runtime.tiny_models import ARCHITECTURES, make_checkpoint, make_tokenizer
 
@@ -162,31 +160,3 @@ async def test_the_embedded_hidden_states_are_the_references(checkpoint):
     assert reference.capabilities.embeds == "hidden"
     for mine, yours in zip(ours, theirs, strict=True):
         assert mine == pytest.approx(yours, abs=1e-4)
-
-
-async def test_abort_stops_what_is_under_way(reference):
-    """The call raises, and the engine goes on with the next."""
-    call = asyncio.ensure_future(
-        reference.expand("tree", branches(500, limit=400), Sampling(stop=(), max_step_tokens=400))
-    )
-    while not (await reference.usage()).running:
-        await asyncio.sleep(0)
-    await reference.abort("tree")
-    with pytest.raises(EngineError, match="'tree' was aborted"):
-        await call
-    assert await reference.expand("next", branches(1, limit=2), Sampling())
-
-
-async def test_the_cost_is_counted(reference):
-    """A released tree says what it took; the usage keeps the sum."""
-    steps = await reference.expand("tree", branches(2), Sampling())
-    lengths = [len(step.tokens) for step in steps]
-    cost = await reference.release("tree")
-    assert cost == Counters(
-        decoded_tokens=sum(lengths),
-        prefilled_tokens=2 * len(PROMPT),
-        model_calls=sum(lengths),
-        kv_tokens_peak=len(PROMPT) + max(lengths) - 1,
-    )
-    assert await reference.release("tree") == Counters()
-    assert (await reference.usage()).totals.decoded_tokens == sum(lengths)

