@@ -24,8 +24,8 @@ from runtime.embedded.scheduler import Scheduler, scheduler_for
 from runtime.embedders.lexical import embed_texts
 from runtime.reward_reader import overhead_of
 from runtime.text import Text
-from search.counters import Counters, EngineCounters, Usage
-from search.engine import Branch, Capabilities, Hint, KvMoved, Sampling, Step, Trajectory
+from search.counters import Counters, Usage
+from search.engine import Branch, Capabilities, Hint, Sampling, Step, Trajectory
 
 
 class ModelsInProcess:
@@ -121,17 +121,8 @@ class SteppedEngine:
         await self.release(tree)
 
     async def usage(self) -> Usage:
-        """KV by now."""
-        cache = self.scheduler.cache
-        return Usage(
-            kv_tokens_active=cache.active_tokens,
-            kv_tokens_cached=cache.cached_tokens,
-            kv_tokens_capacity=cache.capacity,
-            kv_tokens_peak=cache.active_peak,
-            running=self.scheduler.running,
-            waiting=self.scheduler.waiting,
-            totals=EngineCounters(evicted_tokens=cache.evicted_tokens),
-        )
+        """Nothing: whoever made it looks at its caches."""
+        return Usage()
 
     async def health(self) -> None:
         """It lives as long as its caller."""
@@ -165,7 +156,6 @@ class InProcess(SteppedEngine):
         self.longest = 0
         self.seconds = {"expand": 0.0, "score": 0.0}
         self._lookahead = options.lookahead
-        self._moved: dict[str, KvMoved] = {}
         self._clock = clock
 
     async def expand(self, tree: str, branches: Sequence[Branch], sampling: Sampling) -> list[Step]:
@@ -179,7 +169,6 @@ class InProcess(SteppedEngine):
                     break
                 for failed in self.scheduler.errors.take():
                     raise failed.error
-        self._moved[tree] = done[0].moved
         self.rounds += 1
         self.longest = max([self.longest, *(len(b.tokens) + b.limit for b in branches)])
         return done[0].steps
@@ -205,10 +194,6 @@ class InProcess(SteppedEngine):
         while self.scorer.busy:
             found |= dict(self.scorer.step())
         return found
-
-    def kv_moved(self, tree: str) -> KvMoved | None:
-        """What the last round has done to a tree's KV."""
-        return self._moved.pop(tree, None)
 
     @contextmanager
     def _timed(self, call: str) -> Iterator[None]:
