@@ -12,7 +12,7 @@ from pathlib import Path
 from cli.evaluation import judge
 from cli.shared_samples import SharedSamples
 from loadtest.decisions import Decisions, noting
-from loadtest.kept import KeptResults, Result
+from loadtest.kept import Result, kept_results, of_search
 from loadtest.report import say
 from loadtest.searches import SPRIG, Item, Method, grow, side_by_side
 from models.tasks import TASKS
@@ -68,23 +68,25 @@ async def compare(
     """
     text = Text(SPRIG.policy)
     costs = [ModelConfig.from_checkpoint(path).flops for path in (SPRIG.policy, SPRIG.prm) if path]
-    kept = KeptResults(kept_in, engine.capabilities.fingerprint)
+    kept = kept_results(kept_in, engine.capabilities.fingerprint)
     widest_first = sorted(range(len(methods)), key=lambda i: -methods[i].spec.width)
     compared = count(1)
 
     async def one(numbered: tuple[int, Item]) -> dict[int, Result]:
         number, item = numbered
+        rounds_kept = number < keep_rounds
         shared = SharedSamples(engine, *costs)
         found: dict[int, Result] = {}
         for i in widest_first:
-            known = kept.get(item, methods[i], number < keep_rounds)
-            if known is None:
+            of = of_search(item, methods[i])
+            known = kept.get(of)
+            if known is None or (rounds_kept and not known.rounds):
                 noted = Decisions()
                 policy_of = noting(methods[i].policy_of, noted, time.perf_counter)
                 outcome = await grow(shared, text, item, methods[i], policy_of)
-                rounds = tuple(noted.rounds) if number < keep_rounds else ()
+                rounds = tuple(noted.rounds) if rounds_kept else ()
                 known = result_of(item, outcome, rounds)
-                kept.put(item, methods[i], known)
+                kept.put(of, known)
             found[i] = known
         say(f"{item.task}: {next(compared)} of {len(items)} questions compared")
         return found

@@ -49,23 +49,10 @@ def code_of(*packages: ModuleType) -> str:
     return digest.hexdigest()[:16]
 
 
-class KeptResults:
+def kept_results(path: Path | None, fingerprint: str) -> KeptLines[Result]:
     """The results in a file (none if ``path`` is None) that ``fingerprint``'s engine gave, with
-    the code that decides how a tree grows, engine apart."""
-
-    def __init__(self, path: Path | None, fingerprint: str) -> None:
-        self._lines = KeptLines(path, f"{fingerprint} {code_of(search)}", RESULT)
-
-    def get(self, item: Item, method: Method, with_rounds: bool) -> Result | None:
-        """What this search gave before, if it is known (and its decisions, if they are wanted)."""
-        result = self._lines.get(of_search(item, method))
-        if result is None or (with_rounds and not result.rounds):
-            return None
-        return result
-
-    def put(self, item: Item, method: Method, result: Result) -> None:
-        """Add a result, at once."""
-        self._lines.put(of_search(item, method), result)
+    the code that decides how a tree grows, engine apart; by ``of_search``."""
+    return KeptLines(path, f"{fingerprint} {code_of(search)}", RESULT)
 
 
 def of_search(item: Item, method: Method) -> str:

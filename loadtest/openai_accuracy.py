@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from loadtest.compare import Results, result_of
-from loadtest.kept import KeptResults, Result
+from loadtest.kept import Result, kept_results, of_search
 from loadtest.on_sglang import (
     engine_on,
     forget,
@@ -50,13 +50,13 @@ POOL_TOKENS = 20_000
 
 async def searched(name: str, engine: Engine, items: Sequence[Item], path: Path | None) -> Results:
     """Each item's search; those that are kept there are not run again."""
-    method, text, kept = Method(name, REBASE_8), Text(SPRIG.policy), KeptResults(path, name)
+    method, text, kept = Method(name, REBASE_8), Text(SPRIG.policy), kept_results(path, name)
 
     async def one(item: Item) -> Result:
-        ended = kept.get(item, method, with_rounds=False)
+        ended = kept.get(of_search(item, method))
         if ended is None:
             ended = result_of(item, await grow(engine, text, item, method))
-            kept.put(item, method, ended)
+            kept.put(of_search(item, method), ended)
             say(f"{name}, {item.task}: {'right' if ended.correct else 'wrong'}")
         return ended
 

@@ -10,7 +10,7 @@ import kvpolicy
 import search
 from cli.kept_lines import KeptLines
 from loadtest.compare import Results, compare
-from loadtest.kept import KeptResults, code_of
+from loadtest.kept import code_of, kept_results, of_search
 from loadtest.searches import Method, items_of
 from search.spec import SearchSpec
 from tests.search.scripted_engine import ScriptedEngine
@@ -55,12 +55,12 @@ async def test_other_engines_specs_and_half_lines_do_not_count(tmp_path: Path) -
     path = tmp_path / "kept.jsonl"
     (results,) = await run(path, [REBASE], 2)
     (item, other), mark = items_of("game24", "dev", 2, 0), ScriptedEngine().capabilities.fingerprint
-    assert KeptResults(path, mark).get(item, REBASE, False) == results.results[0]
-    assert KeptResults(path, "another").get(item, REBASE, False) is None
+    assert kept_results(path, mark).get(of_search(item, REBASE)) == results.results[0]
+    assert kept_results(path, "another").get(of_search(item, REBASE)) is None
     wider = Method("rebase", SearchSpec(policy="rebase", width=9))
-    assert KeptResults(path, mark).get(item, wider, False) is None
+    assert kept_results(path, mark).get(of_search(item, wider)) is None
     path.write_text(path.read_text()[:-40])
-    assert KeptResults(path, mark).get(other, REBASE, False) is None
+    assert kept_results(path, mark).get(of_search(other, REBASE)) is None
 
 
 def test_lines_are_taken_back_from_the_same_makers_alone(tmp_path: Path) -> None:

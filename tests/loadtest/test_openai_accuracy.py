@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from loadtest.compare import Results, compare
-from loadtest.kept import KeptResults, Result
+from loadtest.kept import Result, kept_results, of_search
 from loadtest.openai_accuracy import TASK_NAMES, compared, searched, summary
 from loadtest.searches import REBASE_8, Method, items_of
 from tests.search.scripted_engine import ScriptedEngine
@@ -46,9 +46,9 @@ def test_a_document_by_hand(right: Result) -> None:
 async def test_what_has_ended_is_not_searched_again(right: Result, tmp_path: Path) -> None:
     """No engine is asked where all is kept."""
     path = tmp_path / "kept.jsonl"
-    kept = KeptResults(path, VLLM.name)
+    kept = kept_results(path, VLLM.name)
     for item in ITEMS:
-        kept.put(item, VLLM, right)
+        kept.put(of_search(item, VLLM), right)
     again = await searched(VLLM.name, None, ITEMS, path)  # type: ignore[arg-type]
     assert again.results == [right] * len(ITEMS)
 
