@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
-from search.policies.policy import Policy, Round, Scores
+from search.policies.policy import Policy, Round
 from search.spec import SearchSpec
 from search.tree import Node, NodeState, Tree
 
@@ -62,19 +62,14 @@ def replaying(policy_of: PolicyOf, rounds: Sequence[Round]) -> PolicyOf:
     become another one, by an engine that is not exact, ends where a round cannot be repeated.
     """
 
-    def make(spec: SearchSpec) -> Policy:
-        needed = policy_of(spec).scores
+    def make(spec: SearchSpec) -> Any:
         coming = iter(rounds)
 
-        class Replaying:
-            scores: ClassVar[Scores] = needed
+        def plan(tree: Tree) -> Round | None:
+            known = next(coming, None)
+            return known if known is not None and _possible(known, tree) else None
 
-            def plan(self, tree: Tree) -> Round | None:
-                plan = next(coming, None)
-                possible = plan is not None and _possible(plan, tree)
-                return plan if possible else None
-
-        return Replaying()
+        return SimpleNamespace(scores=policy_of(spec).scores, plan=plan)
 
     return make
 
