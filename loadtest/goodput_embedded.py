@@ -19,7 +19,7 @@ from loadtest.in_process import InProcess, ModelsInProcess
 from loadtest.searches import Item, Method, grow
 from runtime.embedded.choices import KvPolicy, ScheduleOrder
 from runtime.embedded.kv_split import SharedKv
-from runtime.embedded.model.config import ModelConfig, footprint, measured_peaks
+from runtime.embedded.model.config import footprint, measured_peaks
 from runtime.embedded.options import EngineOptions
 from search.engine import Branch, Sampling, Step, Trajectory
 from search.spec import SearchSpec
@@ -39,14 +39,6 @@ class Pools:
     verifier: ModelCosts
     device: DevicePeaks
 
-    @classmethod
-    def of(
-        cls, generator: ModelConfig, verifier: ModelConfig, threads: int, clock: Callable[[], float]
-    ) -> Pools:
-        """Of two models in float32 on this machine, whose peaks are measured."""
-        models = footprint(generator, NUMBER_BYTES), footprint(verifier, NUMBER_BYTES)
-        return cls(*models, measured_peaks(threads, clock))
-
     def least_bytes(self, path_tokens: int) -> int:
         """What even halves need to hold one path each."""
         return 2 * path_tokens * max(self.generator.kv_bytes, self.verifier.kv_bytes)
@@ -58,22 +50,16 @@ class Pools:
     def tokens(
         self, way: Way, spec: SearchSpec, budget: int | None, path_tokens: int
     ) -> tuple[int, int]:
-        """Tokens of the generator's and of the verifier's KV; without a budget room for all."""
+        """Tokens of the generator's and of the verifier's KV for a search, with room for a path in
+        each; without a budget room for all."""
         if budget is None:
             ample = AMPLE_TOKENS * spec.width + AMPLE_MORE
             return ample, ample
-        return self.shared(budget, path_tokens).tokens(way, self.load(spec, path_tokens))
-
-    def shared(self, budget: int, path_tokens: int) -> SharedKv:
-        """So many bytes of both, with room for a path in each."""
         least = path_tokens, path_tokens
-        return SharedKv(self.generator, self.verifier, self.device, budget, least)
-
-    @staticmethod
-    def load(spec: SearchSpec, path_tokens: int) -> SplitLoad:
-        """What is known of a search before it begins."""
+        shared = SharedKv(self.generator, self.verifier, self.device, budget, least)
         new = min(spec.max_step_tokens, path_tokens - 1)
-        return SplitLoad(spec.width, path_tokens - new, new)
+        load = SplitLoad(spec.width, path_tokens - new, new)  # what is known before it begins
+        return shared.tokens(way, load)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +101,11 @@ class ModelPair:
         options = EngineOptions(policy=policy, prm=prm, batch_limit=batch_limit, threads=threads)
         self._models = ModelsInProcess(options)
         self._clock = clock
-        configs = self._models.policy.config, self._models.prm.config
-        self.pools = Pools.of(*configs, options.cores, clock)
+        self.pools = Pools(
+            footprint(self._models.policy.config, NUMBER_BYTES),
+            footprint(self._models.prm.config, NUMBER_BYTES),
+            measured_peaks(options.cores, clock),
+        )
 
     async def run(
         self, variant: Variant, spec: SearchSpec, item: Item, budget: int | None, path_tokens: int
