@@ -4,7 +4,7 @@ The bundled models behind servers that it starts; status 1 if a promise is broke
 stands in the folder, so that a run that was cut off goes on from there; the whole takes about 90
 minutes on two cores, ``--quick`` 10. ``--stage`` runs some of them alone.
 
-- ``bodies``: cut, bent and random ones over raw sockets; ``documents``: schemathesis' own;
+- ``bodies``: cut, bent and random ones over raw sockets;
 - ``leavers``: clients that leave at random moments; ``half_bodies``, ``big_bodies``: as named;
 - ``pairs``: random searches, each asked twice, of servers with other company and other settings;
 - ``kills``: searches while the engine is killed and stopped, and all of them again in peace;
@@ -19,36 +19,33 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from loadtest.hostile.bodies import bad_bodies, by_document, checked_bodies
+from loadtest.hostile.bodies import bad_bodies, checked_bodies
 from loadtest.hostile.door import big_bodies, checked_big, checked_halves, half_bodies
-from loadtest.hostile.history import StageHistory, checked
+from loadtest.hostile.history import Asked, StageHistory, checked
 from loadtest.hostile.leavers import checked_leavers, leavers
 from loadtest.hostile.searches import checked_disk, full_disk, killed, pairs
 from loadtest.hostile.wire import checked_wires, wires
 from loadtest.options import BenchmarkParser, listed
 from loadtest.report import publish, say
 
-Stage = Callable[[StageHistory, int], dict[str, Any]]
-STAGES: dict[str, tuple[Stage, int, int]] = {
-    "bodies": (lambda kept, n: checked_bodies(bad_bodies(kept, n), kept.facts), 20_000, 2_000),
-    "documents": (by_document, 60, 5),
-    "leavers": (lambda kept, n: checked_leavers(leavers(kept, n), kept.facts), 2_000, 200),
-    "half_bodies": (lambda kept, n: checked_halves(half_bodies(kept, n), kept.facts), 1_100, 600),
-    "big_bodies": (lambda kept, n: checked_big(big_bodies(kept, n), kept.facts), 20, 5),
-    "disk": (lambda kept, n: checked_disk(full_disk(kept, n), kept.facts), 50, 10),
-    "wires": (lambda kept, n: checked_wires(wires(kept, n), kept.facts), 300, 30),
-    "openai_wires": (
-        lambda kept, n: checked_wires(wires(kept, n, "openai"), kept.facts),
-        300,
-        30,
-    ),
-    "kills": (lambda kept, n: checked(killed(kept, n, n // 15)), 300, 45),
-    "pairs": (lambda kept, n: checked(pairs(kept, n)), 1_050, 30),
+Stage = Callable[[StageHistory, int], list[Asked]]
+Check = Callable[[list[Asked], dict[str, Any]], dict[str, Any]]
+STAGES: dict[str, tuple[Stage, Check, int, int]] = {
+    "bodies": (bad_bodies, checked_bodies, 20_000, 2_000),
+    "leavers": (leavers, checked_leavers, 2_000, 200),
+    "half_bodies": (half_bodies, checked_halves, 1_100, 600),
+    "big_bodies": (big_bodies, checked_big, 20, 5),
+    "disk": (full_disk, checked_disk, 50, 10),
+    "wires": (wires, checked_wires, 300, 30),
+    "openai_wires": (partial(wires, engine="openai"), checked_wires, 300, 30),
+    "kills": (killed, lambda history, _: checked(history), 300, 45),
+    "pairs": (pairs, lambda history, _: checked(history), 1_050, 30),
 }
-"""What a stage does, and how often: at length and quickly."""
+"""What a stage does, what must come of it, and how often it does so: at length and quickly."""
 
 
 TOLD = ("requests", "broken")
@@ -60,11 +57,12 @@ def measure(folder: Path, names: list[str], quick: bool) -> list[dict[str, Any]]
     """A row a stage."""
     rows = []
     for name in names:
-        stage, full, few = STAGES[name]
+        stage, check, full, few = STAGES[name]
         count = few if quick else full
         say(f"{name}: {count}")
-        begun = time.monotonic()
-        rows.append(row(name, stage(StageHistory(folder, name), count)))
+        begun, kept = time.monotonic(), StageHistory(folder, name)
+        history = stage(kept, count)
+        rows.append(row(name, check(history, kept.facts)))
         rows[-1]["seconds"] = round(time.monotonic() - begun)
     return rows
 

@@ -27,6 +27,8 @@ PATIENCE = 180.0
 STALL_SECONDS = 2.0
 STOPPED = {3: STALL_SECONDS / 2, 4: STALL_SECONDS * 2}
 """For how many seconds the engine is stopped, not killed, at these of five times."""
+A_KILL = 15
+"""Searches to a kill of the engine."""
 FLAGS: Sequence[dict[str, Any]] = (
     {},
     {"speculate": "on", "dedup": "off", "kv_tokens": 8192},
@@ -114,12 +116,12 @@ def pairs(kept: StageHistory, count: int, chunk: int = 50) -> list[Asked]:
     return history
 
 
-def killed(kept: StageHistory, count: int, kills: int) -> list[Asked]:
+def killed(kept: StageHistory, count: int) -> list[Asked]:
     """Searches among which the engine dies or stands still, and all of them again in peace."""
 
     def run() -> list[Asked]:
         with Served(watchdog_seconds=0.2, stall_seconds=STALL_SECONDS) as served:
-            found = asyncio.run(_with_kills(served, range(count), kills))
+            found = asyncio.run(_with_kills(served, range(count), count // A_KILL))
             return found + asyncio.run(in_company(served.url, range(count), 4))
 
     return kept.once(run)
