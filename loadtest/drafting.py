@@ -25,12 +25,11 @@ GENERATOR, EVALUATOR = "generator", "evaluator"
 @dataclass(slots=True)
 class Part:
     """What the generator or the evaluator did: tokens drawn in ``seconds``, for ``busy`` of which
-    the target ran, in ``passes`` (a branch's each); ``accepted`` of ``tested`` draws were foreseen.
-    ``idle`` holds the target's idle share of every round, as time goes by."""
+    the target ran, in ``passes`` (a branch's each); ``accepted`` of ``tested`` draws were
+    foreseen."""
 
     seconds: float = 0.0
     busy: float = 0.0
-    idle: list[float] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
 
     @property
@@ -95,10 +94,8 @@ class DraftedEngine(SteppedEngine):
             for drawn in self.scheduler.step():
                 rewards = self._judge.rule(drawn)
                 answer = drawn.steps if rewards is None else rewards
-        seconds, busy = clock() - start, self._target.seconds - busy
-        part.seconds += seconds
-        part.busy += busy
-        part.idle.append(1 - busy / seconds)
+        part.seconds += clock() - start
+        part.busy += self._target.seconds - busy
         part.counts += self._counts() - before
         return answer
 
@@ -107,7 +104,6 @@ class DraftedEngine(SteppedEngine):
         return Counter(
             tokens=total.decoded_tokens,
             passes=total.target_passes,
-            drafted=total.drafted_tokens,
             tested=total.tested_tokens,
             accepted=total.accepted_tokens,
         )

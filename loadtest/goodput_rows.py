@@ -13,8 +13,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import numpy as np
-
 from cli.evaluation import judge
 from loadtest.paired import bootstrap95, bootstrap95_by_group
 from loadtest.searches import Item
@@ -211,7 +209,6 @@ def _row(
     def mean(field: str) -> float:
         return math.fsum(getattr(run, field) for run in mine) / n
 
-    latency = [run.seconds for run in mine]
     shares = [share for run in mine for share in run.slots]
     digests = [run.digest for run in mine]
     return {
@@ -219,8 +216,6 @@ def _row(
         "precise_goodput": mean("goodput"),
         **_ratios("goodput", mine, runs, "goodput"),
         "latency_seconds": mean("seconds"),
-        "latency_seconds_p50": float(np.quantile(latency, 0.5)),
-        "latency_seconds_p95": float(np.quantile(latency, 0.95)),
         "generator_seconds": mean("generator_seconds"),
         "verifier_seconds": mean("verifier_seconds"),
         **_ratios("latency", mine, runs, "seconds"),
@@ -230,7 +225,6 @@ def _row(
         "passes": mean("passes"),
         "ahead_bound": ahead_bound(mine, runs[BASELINE]),
         "room_bound": room_bound(runs[BASELINE], whole),
-        "slots_over_rounds": [[round(share, 3) for share in run.slots] for run in mine],
         "accuracy": mean("correct"),
         "pass_at_n": mean("any_correct"),
         "same_work": sum(map(_same_work, mine, runs[BASELINE])) / n,

@@ -56,7 +56,6 @@ async def measure(plan: KvPlan) -> list[dict[str, Any]]:
     worth = searches.models.options.value_params()
     names = dict.fromkeys((FULL_RETENTION, *plan.policies))
     events = {name: event_us(EXACT[name], worth=worth) for name in names if name in EXACT}
-    size = sum(layer.nbytes for layer in searches.models.policy.new_store(1).both) // 2
     rows = []
     for case in cases_of(plan):
         cells = await _cells(plan, searches, case)
@@ -72,7 +71,6 @@ async def measure(plan: KvPlan) -> list[dict[str, Any]]:
                     "parallel": case.spec.parallel,
                     "expansions": case.spec.expansions,
                     "seed": plan.seed,
-                    "peak_kv_bytes": size * found["peak_kv_tokens"],
                 }
                 | found
                 | {"policy_us_p50": events.get(policy)}

@@ -273,7 +273,6 @@ def row_of(
         "acceptance": accepted / total["tested"] if total["tested"] else None,
         "tokens_per_target_pass": total["tokens"] / max(1, total["passes"]),
         "target_idle_share": 1 - sum(p.busy for p in mine) / seconds,
-        "target_idle_over_rounds": [round(share, 3) for p in mine for share in p.idle],
         "same_trees": digests == [run.digest for run in runs[PLAIN[0]]],
         "tree_digest": combined_digest(digests),
     }
