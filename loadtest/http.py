@@ -15,8 +15,9 @@ import json
 import ssl
 import statistics
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import lru_cache
 from itertools import count
@@ -31,7 +32,7 @@ from loadtest.report import publish
 from loadtest.served import REFUSED, Served, asked_by, load_row
 from models.tasks import TASKS
 from server.app import create_app
-from server.assemble import RunningModel, running
+from server.assemble import running
 from server.lifecycle import KEEP_ALIVE_SECONDS, listen
 from server.request_models import ChatRequest
 from server.request_parsing import parse_chat
@@ -118,12 +119,8 @@ def offered(url: str, seconds: float, **how: Any) -> dict[str, Any]:
 
 async def added_alone(rounds: int, **bounds: Any) -> dict[str, float]:
     """What HTTP adds where nobody else asks."""
-    settings = load_settings(port=0, **bounds)
-    async with running(settings) as parts:
-        service, url, stop = await _serve(parts, settings)
-        extra = await added(url, service, rounds)
-        await stop()
-    return extra
+    async with _serving(load_settings(port=0, **bounds)) as (service, url):
+        return await added(url, service, rounds)
 
 
 def measure(quick: bool) -> dict[str, Any]:
@@ -143,25 +140,22 @@ def measure(quick: bool) -> dict[str, Any]:
     }
 
 
-async def _serve(
-    parts: RunningModel, settings: Settings
-) -> tuple[Service, str, Callable[[], Awaitable[None]]]:
-    """The server in this event loop, answering: its parts, its URL, and how to stop it."""
-    service = create_service(settings, parts.engine, parts.text)
-    listener = listen(settings.host, 0)
-    config = uvicorn.Config(
-        create_app(service), log_level="error", timeout_keep_alive=KEEP_ALIVE_SECONDS
-    )
-    server = uvicorn.Server(config)
-    serving = asyncio.create_task(server.serve(sockets=[listener]))
-    while not server.started:
-        await asyncio.sleep(0.01)
-
-    async def stop() -> None:
+@asynccontextmanager
+async def _serving(settings: Settings) -> AsyncIterator[tuple[Service, str]]:
+    """The server in this event loop, answering: its parts and its URL."""
+    async with running(settings) as parts:
+        service = create_service(settings, parts.engine, parts.text)
+        listener = listen(settings.host, 0)
+        config = uvicorn.Config(
+            create_app(service), log_level="error", timeout_keep_alive=KEEP_ALIVE_SECONDS
+        )
+        server = uvicorn.Server(config)
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        while not server.started:
+            await asyncio.sleep(0.01)
+        yield service, f"http://127.0.0.1:{listener.getsockname()[1]}"
         server.should_exit = True
         await serving
-
-    return service, f"http://127.0.0.1:{listener.getsockname()[1]}", stop
 
 
 def main() -> None:
