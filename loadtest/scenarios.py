@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import matplotlib as mpl
+from matplotlib.figure import Figure
 
 from loadtest.options import BenchmarkParser, listed
 from loadtest.report import publish, say_row, shown
@@ -59,10 +59,8 @@ def run(scenario: str, users: int, seconds: float) -> tuple[dict[str, Any], list
 
 def plot(scenario: str, found: list[dict[str, Any]], folder: Path) -> None:
     """When each request ended and how long it took, what was refused at the bottom."""
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(7, 4))
+    figure = Figure(figsize=(7, 4))
+    axes = figure.add_subplot()
     axes.set_rasterization_zorder(2)  # thousands of points: a picture of them, not each
     for key in sorted({request["key"] for request in found}):
         answered = [r for r in found if r["key"] == key and r["status"] == 200]
@@ -73,7 +71,6 @@ def plot(scenario: str, found: list[dict[str, Any]], folder: Path) -> None:
     axes.set(title=scenario, xlabel="seconds", ylabel="seconds to the answer")
     axes.legend()
     figure.savefig(folder / f"{scenario}.svg")
-    plt.close(figure)
 
 
 def report(rows: Sequence[dict[str, Any]], users: int, seconds: float) -> str:
