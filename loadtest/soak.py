@@ -17,16 +17,17 @@ from typing import Any
 
 import httpx
 
+from loadtest.hostile.rest import counts
 from loadtest.options import BenchmarkParser
 from loadtest.report import publish
-from loadtest.served import Served, asked_by, load_row, samples
+from loadtest.served import Served, asked_by, load_row
 
 MIXTURE = ("Mixture", "Leaver")
 USERS = 8
 KV = 8192
 """Small, so that the pool's memory has all been touched when measuring begins."""
 DEADLINE = 60.0
-HELD = ("hedgerow_searches_in_flight", "hedgerow_branches", "hedgerow_requests_waiting")
+HELD = ("searches", "branches", "waiting", "kv_tokens")
 
 
 async def soak(minutes: float, share: float) -> dict[str, Any]:
@@ -39,7 +40,7 @@ async def soak(minutes: float, share: float) -> dict[str, Any]:
         watch = asyncio.create_task(_watch(served, memory))
         found = await asyncio.to_thread(asked_by, served.url, MIXTURE, seconds, rate=rate)
         watch.cancel()
-        held = _held(served.url)
+        held = await _held(served.url)
     fifth, tenth = max(1, len(memory) // 5), max(1, len(memory) // 10)
     start = statistics.median(memory[fifth : fifth + tenth])
     end = statistics.median(memory[-tenth:])
@@ -60,19 +61,16 @@ async def _watch(served: Served, memory: list[int]) -> None:
         memory.append(served.memory())
 
 
-def _held(url: str) -> dict[str, float]:
+async def _held(url: str) -> dict[str, float]:
     """What is not zero although nothing is under way; looked at until all is, or for a while."""
-    found: dict[str, float] = {}
-    until = time.perf_counter() + 60
-    while time.perf_counter() < until:
-        found = {}
-        for sample in samples(httpx.get(f"{url}/metrics").text):
-            active = sample.labels.get("state") == "active"
-            if sample.value and (sample.name in HELD or active):
-                found[f"{sample.name}{sample.labels or ''}"] = sample.value
-        if not found:
-            break
-    return found
+    until = time.monotonic() + 60
+    async with httpx.AsyncClient(base_url=url, timeout=60) as http:
+        while True:
+            now = await counts(http)
+            found = {name: now[name] for name in HELD if now[name]}
+            if not found or time.monotonic() > until:
+                return found
+            await asyncio.sleep(0.1)
 
 
 def main() -> None:

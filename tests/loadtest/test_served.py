@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from loadtest.served import quantile, samples, values
+from loadtest.served import quantile, values
 
 TEXT = "\n".join(
     f'hedgerow_kv_tokens{{model="{model}",served="sprig",state="{state}"}} {value}'
@@ -30,11 +30,6 @@ def test_values_have_the_name_and_the_labels(
 ) -> None:
     """Labels that are not asked for may say anything."""
     assert values(TEXT, name, **labels) == found
-
-
-def test_every_sample_is_read() -> None:
-    """In the order in which they are said."""
-    assert [sample.value for sample in samples(TEXT)] == [12.0, 13.0, 14.0]
 
 
 def test_a_quantile_is_one_of_the_numbers() -> None:
