@@ -142,7 +142,9 @@ class ReplayedServer:
         self.evicts = evicts
         self.waiting: list[Any] = []
         self.running: list[Replayed] = []
-        self.passes = self.decoded = self.again = self.begun = self.retracted = 0
+        self.passes = self.again = self.begun = 0
+        self.held_passes = 0
+        """For which rounds were held back, all of them together."""
         self.served: list[Served] = []
         self._policy = SchedulePolicy(queue, self.cache, False, False, False)
         self._of: dict[str, Replayed] = {}
@@ -269,7 +271,6 @@ class ReplayedServer:
             req.kv.kv_committed_len += 1
             self.served.append(Drawn(work.number, (req.output_ids[-1],)))
             self._seen.add((*req.origin_input_ids, *req.output_ids))
-        self.decoded += len(self.running)
         self._ratio = max(LEAST_RATIO, self._ratio - (FIRST_RATIO - LEAST_RATIO) / RATIO_STEPS)
         self.running = [work for work in self.running if not self._draw(work)]
 
@@ -286,7 +287,6 @@ class ReplayedServer:
                 key=lambda work: (len(work.req.output_ids), -len(work.req.origin_input_ids)),
             )
             self.running.remove(work)
-            self.retracted += 1
             release_kv_cache(work.req, self.cache, checkpoint=False)
             self.served.append(Over(work.number))
             evict_from_tree_cache(self.cache, len(self.running) * RETRACT_STEPS)
@@ -298,23 +298,14 @@ class ReplayedServer:
             self._ratio = min(1.0, (drawn + RETRACT_STEPS * len(self.running)) / (most + 1))
 
 
-@dataclass(slots=True)
-class Held:
-    """How long rounds were held back, in passes."""
-
-    passes: int = 0
-
-
-async def _search(
-    server: ReplayedServer, gate: RoundGate, recorded: dict[str, Any], held: Held
-) -> None:
+async def _search(server: ReplayedServer, gate: RoundGate, recorded: dict[str, Any]) -> None:
     tree = recorded["tree"]
     for round_ in recorded["rounds"]:
         draws = [RecordedRequest(*draw) for draw in round_["draws"]]
         branches = [draw.branch for draw in draws]
         begun = server.passes
         await gate.enter(tree, gate.need(branches))
-        held.passes += server.passes - begun
+        server.held_passes += server.passes - begun
         most = gate.tokens_at_once(branches)
         if round_["reads"]:
             await server.serve(RecordedRequest(*read) for read in round_["reads"])
@@ -330,9 +321,9 @@ async def replay(searches: Sequence[dict[str, Any]], mode: dict[str, Any]) -> di
     """Serve all of these at once in a pool; ``mode``: pool, evicts, queue, and whether rounds are
     held back (``gated``)."""
     server = ReplayedServer(mode["pool"], evicts=mode["evicts"], queue=mode["queue"])
-    gate, held = RoundGate(), Held()
+    gate = RoundGate()
     gate.capacity = mode["pool"] if mode["gated"] else 0
-    tasks = [asyncio.create_task(_search(server, gate, one, held)) for one in searches]
+    tasks = [asyncio.create_task(_search(server, gate, one)) for one in searches]
     while not all(task.done() for task in tasks):
         for _ in range(TURNS):
             await asyncio.sleep(0)
@@ -346,9 +337,8 @@ async def replay(searches: Sequence[dict[str, Any]], mode: dict[str, Any]) -> di
         "again": server.again,
         "bound": least_read_again(server.served, mode["pool"]),
         "drawn": drawn,
-        "held_passes": held.passes,
+        "held_passes": server.held_passes,
         "passes": server.passes,
-        "retracted": server.retracted,
     }
 
 
