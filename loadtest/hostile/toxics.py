@@ -1,4 +1,4 @@
-"""CallErrors on a wire, by the names that Toxiproxy gave them, in a proxy of one upstream."""
+"""Faults on a wire, by the names that Toxiproxy gave them, in a proxy of one upstream."""
 
 from __future__ import annotations
 
