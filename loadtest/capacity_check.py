@@ -14,9 +14,8 @@ from statistics import mean
 from typing import Any
 
 from loadtest.capacity import Search
-from loadtest.searches import SPRIG, Method, embedded, grow, items_of
+from loadtest.searches import Method, embedded, grow, items_of
 from loadtest.served import process_seconds
-from runtime.text import Text
 from search.outcome import Outcome
 from search.spec import SearchSpec
 from search.tree import combined_digest
@@ -47,14 +46,13 @@ async def check(quick: bool) -> list[dict[str, Any]]:
     items = items_of(TASK, "dev", 4 if quick else 16, 0)
     seconds: dict[int, list[float]] = {width: [] for width in methods}
     grown: dict[int, list[Outcome]] = {width: [] for width in methods}
-    text = Text(SPRIG.policy)
     async with embedded(threads=1) as engine:
         assert engine.pid is not None, "a started engine has a process"
-        await grow(engine, text, items_of(TASK, "dev", 99, 0)[-1], methods[WIDE])  # warm
+        await grow(engine, items_of(TASK, "dev", 99, 0)[-1], methods[WIDE])  # warm
         for item in items:
             for width, method in methods.items():
                 before = process_seconds(engine.pid)
-                grown[width].append(await grow(engine, text, item, method))
+                grown[width].append(await grow(engine, item, method))
                 seconds[width].append(process_seconds(engine.pid) - before)
     return _rows(seconds, grown)
 

@@ -17,7 +17,6 @@ from loadtest.report import say
 from loadtest.searches import SPRIG, Item, Method, grow, side_by_side
 from models.tasks import TASKS
 from runtime.embedded.model.config import ModelConfig
-from runtime.text import Text
 from search.engine import Engine
 from search.outcome import Outcome
 from search.policies.policy import Round
@@ -66,7 +65,6 @@ async def compare(
     ``keep_rounds``: of the first so many items the decisions are kept. ``kept_in``: a file of
     results, from which those known already are taken and to which the others are added.
     """
-    text = Text(SPRIG.policy)
     costs = [ModelConfig.from_checkpoint(path).flops for path in (SPRIG.policy, SPRIG.prm) if path]
     kept = kept_results(kept_in, engine.capabilities.fingerprint)
     widest_first = sorted(range(len(methods)), key=lambda i: -methods[i].spec.width)
@@ -83,7 +81,7 @@ async def compare(
             if known is None or (rounds_kept and not known.rounds):
                 noted = Decisions()
                 policy_of = noting(methods[i].policy_of, noted, time.perf_counter)
-                outcome = await grow(shared, text, item, methods[i], policy_of)
+                outcome = await grow(shared, item, methods[i], policy_of)
                 rounds = tuple(noted.rounds) if rounds_kept else ()
                 known = result_of(item, outcome, rounds)
                 kept.put(of, known)

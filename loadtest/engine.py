@@ -22,14 +22,13 @@ import torch
 from loadtest.generate_loop import GenerateLoop
 from loadtest.options import BenchmarkParser
 from loadtest.report import publish, say
-from loadtest.searches import SPRIG, Item, Method, dev_questions, embedded, grow
+from loadtest.searches import Item, Method, dev_questions, embedded, grow
 from loadtest.turns import in_turns
 from runtime.embedded.embedded_engine import let_threads_rest
 from runtime.embedded.model.batch_plan import Span
 from runtime.embedded.model.forward import Forward
 from runtime.embedded.model.layers import Matrix, cut, product
 from runtime.embedded.model.threads import TURN_PASSES, TURNS, ThreadTuner, thread_counts
-from runtime.text import Text
 from search.spec import SearchSpec
 from search.tree import combined_digest
 
@@ -160,16 +159,16 @@ def fastest_threads(forward: Forward, counts: Sequence[int], sequences: int) -> 
 async def against_the_loop(threads: int, questions: int, width: int) -> dict:
     """Problems a second of beam searches, one at a time, over those of the generate loop."""
     spec = SearchSpec(policy="beam", width=width, seed=0)
-    loop, text, method = GenerateLoop(1), Text(SPRIG.policy), Method(spec.policy, spec)
+    loop, method = GenerateLoop(1), Method(spec.policy, spec)
     rows = []
     async with embedded(threads=threads) as engine:
-        await grow(engine, text, Item(*dev_questions(questions + 1)[-1], 0), method)
+        await grow(engine, Item(*dev_questions(questions + 1)[-1], 0), method)
         for task, question in dev_questions(questions):
             seconds, digests = [], []
             for contender, count in ((engine, 0), *((loop, n) for n in loop_counts(threads))):
                 torch.set_num_threads(count or 1)
                 start = time.perf_counter()
-                outcome = await grow(contender, text, Item(task, question, 0), method)
+                outcome = await grow(contender, Item(task, question, 0), method)
                 seconds.append(time.perf_counter() - start)
                 digests.append(outcome.digest)
             rows.append((task, seconds[0], min(seconds[1:]), digests[0], digests[1]))

@@ -129,7 +129,7 @@ class ModelPair:
             dedup=variant.dedup,
         )
         method = Method(variant.name, spec)
-        outcome = await grow(engine, self._models.text, item, method, clock=self._clock)
+        outcome = await grow(engine, item, method, text=self._models.text, clock=self._clock)
         held = engine.scheduler.cache.active_peak, engine.scorer.cache.active_peak
         return GoodputRun.of(
             item,

@@ -56,7 +56,6 @@ from loadtest.options import BenchmarkParser, at_least
 from loadtest.report import publish, say
 from loadtest.searches import REBASE_8, SPRIG, Item, Method, grow, side_by_side, unlike_items
 from runtime.openai.openai_engine import OpenaiEngine
-from runtime.text import Text
 from search.engine import Engine, EngineError
 
 COLUMNS = (
@@ -102,7 +101,6 @@ class Searches:
         spec = REBASE_8.model_dump_json(exclude_none=True)
         self._kept = KeptLines(path, f"{servers} {spec}", TypeAdapter(Ended))
         self._killed = KeptLines(path, f"{servers} {spec} kills", TypeAdapter(int))
-        self._text = Text(SPRIG.policy)
         self._items = items
         self.done = asyncio.Condition()
 
@@ -173,7 +171,7 @@ class Searches:
     async def _grow(self, engine: Engine, number: int) -> Ended:
         begun, item = time.monotonic(), self._items[number]
         try:
-            outcome = await grow(engine, self._text, item, Method(f"search {number}", REBASE_8))
+            outcome = await grow(engine, item, Method(f"search {number}", REBASE_8))
         except EngineError as error:
             return Ended(error=str(error), seconds=time.monotonic() - begun)
         reply = outcome.answer, [node.tokens for node in outcome.tree.nodes]

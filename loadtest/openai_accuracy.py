@@ -38,7 +38,6 @@ from loadtest.options import BenchmarkParser, at_least
 from loadtest.paired import bootstrap95, differences
 from loadtest.report import publish, say
 from loadtest.searches import REBASE_8, SPRIG, Item, Method, embedded, grow, items_of, side_by_side
-from runtime.text import Text
 from search.engine import Engine
 from search.stats import SearchStats
 
@@ -50,12 +49,12 @@ POOL_TOKENS = 20_000
 
 async def searched(name: str, engine: Engine, items: Sequence[Item], path: Path | None) -> Results:
     """Each item's search; those that are kept there are not run again."""
-    method, text, kept = Method(name, REBASE_8), Text(SPRIG.policy), kept_results(path, name)
+    method, kept = Method(name, REBASE_8), kept_results(path, name)
 
     async def one(item: Item) -> Result:
         ended = kept.get(of_search(item, method))
         if ended is None:
-            ended = result_of(item, await grow(engine, text, item, method))
+            ended = result_of(item, await grow(engine, item, method))
             kept.put(of_search(item, method), ended)
             say(f"{name}, {item.task}: {'right' if ended.correct else 'wrong'}")
         return ended
@@ -78,7 +77,6 @@ async def over_sglang(items: Sequence[Item], python: Path) -> dict[str, Any]:
     """SGLang's, by either of its interfaces."""
     servers = [policy_server(python, "lru", POOL_TOKENS), reward_server(python, POOL_TOKENS)]
     native, openai = (Results(Method(name, REBASE_8)) for name in ("sglang", "openai"))
-    text = Text(SPRIG.policy)
     async with (
         started(servers),
         engine_on(servers[:1], servers[1:]) as on_native,
@@ -88,7 +86,7 @@ async def over_sglang(items: Sequence[Item], python: Path) -> dict[str, Any]:
         for number, item in enumerate(items):
             for side, engine in sides if number % 2 else reversed(sides):
                 await forget(servers)
-                outcome = await grow(engine, text, item, side.method)
+                outcome = await grow(engine, item, side.method)
                 side.results.append(result_of(item, outcome))
             say(f"{number + 1} of {len(items)}")
     return summary(items, [native, openai]) | compared(openai.results, native.results)

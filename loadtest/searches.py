@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any, TypeVar
 
 from cli.evaluation import item_seed
@@ -80,17 +81,26 @@ def items_of(task: str, split: str, limit: int, seed: int) -> list[Item]:
     return [Item(task, question, item_seed(seed, question)) for question in questions]
 
 
+@cache
+def bundled_text() -> Text:
+    """What the bundled models read and write."""
+    return Text(SPRIG.policy)
+
+
 async def grow(
     engine: Engine,
-    text: Text,
     item: Item,
     method: Method,
     policy_of: PolicyOf | None = None,
     *,
+    text: Text | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Outcome:
-    """Search one item, ``policy_of`` making the policy instead of the method; not twice at once."""
-    prompt = tuple(text.encode_chat([{"role": "user", "content": item.question}]))
+    """Search one item, ``policy_of`` making the policy instead of the method; not twice at once.
+    ``text``: of models that are not the bundled ones."""
+    prompt = tuple(
+        (text or bundled_text()).encode_chat([{"role": "user", "content": item.question}])
+    )
     return await search(
         Problem(prompt=prompt, question=item.question),
         method.spec.model_copy(update={"seed": item.seed}),
@@ -124,10 +134,9 @@ async def grow_all(
     policy_for: Callable[[Item], PolicyOf] | None = None,
 ) -> list[Outcome]:
     """Search the items, ``at_once`` side by side; in order."""
-    text = Text(SPRIG.policy)
 
     async def one(item: Item) -> Outcome:
-        return await grow(engine, text, item, method, policy_for(item) if policy_for else None)
+        return await grow(engine, item, method, policy_for(item) if policy_for else None)
 
     return await side_by_side(one, items, at_once)
 

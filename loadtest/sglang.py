@@ -54,7 +54,6 @@ from loadtest.sglang_pools import CountedRounds, pools
 from runtime.sglang.launched_server import LaunchedServer
 from runtime.sglang.plugin_notes import PluginNotes
 from runtime.sglang.sglang_engine import SglangEngine
-from runtime.text import Text
 from search.engine import Engine, Hint
 from search.outcome import Outcome
 from search.spec import PolicyName, SearchSpec
@@ -112,7 +111,6 @@ class Bench:
 
     engine: SglangEngine
     servers: Sequence[LaunchedServer]
-    text: Text = field(default_factory=lambda: Text(SPRIG.policy))
 
     def counted(self) -> AbstractContextManager[CountedRounds]:
         """The engine, whose rounds' requests are counted."""
@@ -120,7 +118,7 @@ class Bench:
 
     async def search(self, item: Item, spec: SearchSpec, engine: Engine | None = None) -> Outcome:
         """One search."""
-        return await grow(engine or self.engine, self.text, item, Method("one", spec))
+        return await grow(engine or self.engine, item, Method("one", spec))
 
     async def timed(self, work: Callable[[], Awaitable[Any]]) -> tuple[float, float]:
         """The wall and the servers' processor seconds of work from empty caches."""

@@ -33,14 +33,13 @@ from hedgerow_sglang.plugin_protocol import NAME, Note, custom_params
 from loadtest.configs import CONFIG_L, by_levels, scaled
 from loadtest.kept import code_of
 from loadtest.report import say
-from loadtest.searches import SPRIG, Method, embedded, grow, items_of
+from loadtest.searches import Method, embedded, grow, items_of
 from runtime.engine_wrapper import EngineWrapper
 from runtime.servers.remote_server import ServerTimes
 from runtime.sglang.launched_server import STUBS
 from runtime.sglang.plugin_notes import PluginNotes
 from runtime.sglang.replica import Replica
 from runtime.sglang.step_request import forked_prefixes
-from runtime.text import Text
 from search.engine import Branch, Engine, Hint, Sampling, Step
 from search.spec import SearchSpec
 from search.tree import Finish
@@ -198,12 +197,12 @@ def key(mode: Mode) -> str:
 
 async def recorded(policy: str, searches: int) -> list[dict[str, Any]]:
     """The rounds of so many searches."""
-    method, text = Method("one", spec_of(policy)), Text(SPRIG.policy)
+    method = Method("one", spec_of(policy))
     ample: dict[str, Any] = {"threads": 1, "kv_tokens": AMPLE_TOKENS, "embedder": "lexical"}
     async with embedded(kv_policy="full", **ample) as engine:
         watched = RecordingEngine(engine)
         items = items_of(TASK, "dev", searches, 0)
-        await asyncio.gather(*(grow(watched, text, item, method) for item in items))
+        await asyncio.gather(*(grow(watched, item, method) for item in items))
     return [watched.searches[tree].document() for tree in watched.searches]
 
 

@@ -25,10 +25,9 @@ import httpx
 
 from loadtest.on_sglang import Device, engine_on, policy_server, started
 from loadtest.report import say
-from loadtest.searches import SPRIG, Item, Method, embedded, grow, items_of, side_by_side, steps_of
+from loadtest.searches import Item, Method, embedded, grow, items_of, side_by_side, steps_of
 from loadtest.sglang_grid import TASK, spec_of
 from runtime.engine_wrapper import EngineWrapper
-from runtime.text import Text
 from search.counters import Counters
 from search.engine import (
     Branch,
@@ -212,11 +211,11 @@ async def drawing(
 
 async def grown(engine: CountedRounds, policy: str, searches: int) -> PoolSearches:
     """All at once."""
-    begun, text = time.monotonic(), Text(SPRIG.policy)
+    begun = time.monotonic()
 
     async def one(item: Item) -> Outcome | str:
         try:
-            return await grow(engine, text, item, Method("one", spec_of(policy)))
+            return await grow(engine, item, Method("one", spec_of(policy)))
         except EngineError as error:
             return str(error)
 

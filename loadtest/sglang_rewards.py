@@ -39,11 +39,10 @@ from loadtest.on_sglang import (
 )
 from loadtest.options import BenchmarkParser, at_least
 from loadtest.report import publish, say
-from loadtest.searches import SPRIG, Item, Method, grow, items_of, side_by_side
+from loadtest.searches import Item, Method, grow, items_of, side_by_side
 from runtime.engine_wrapper import EngineWrapper
 from runtime.sglang.launched_server import LaunchedServer
 from runtime.sglang.sglang_engine import SglangEngine
-from runtime.text import Text
 from search.engine import Trajectory
 from search.spec import SearchSpec
 from search.tree import UNITS, round_reward
@@ -155,14 +154,13 @@ async def measure(
     if double is not None:
         prm, own = in_float64(Path(reward.options.model), double), (*args, *AS_IN_CONFIG)
         reward = reward_server(python, POOL_TOKENS, model=prm, args=own, device=device)
-    text = Text(SPRIG.policy)
     method = Method("one", SearchSpec(policy="rebase", width=width))
     async with started([policy, reward]), engine_on([policy], [reward]) as engine:
 
         async def one(numbered: tuple[int, Item]) -> ScoredSearch:
             number, item = numbered
             search = ScoredSearch(engine, number)
-            await grow(search, text, item, method)
+            await grow(search, item, method)
             return search
 
         searches = await side_by_side(one, enumerate(items), AT_ONCE)

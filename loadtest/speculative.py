@@ -25,14 +25,13 @@ from loadtest.engine import Decoding
 from loadtest.in_process import Clocked
 from loadtest.options import BenchmarkParser
 from loadtest.report import publish, say_row
-from loadtest.searches import SPRIG, Item, Method, grow, items_of
+from loadtest.searches import Item, Method, grow, items_of
 from loadtest.turns import CLOCKS
 from models.bundled import SPRIG_FOLDER
 from models.deepen import deepen
 from runtime.embedded.model.config import ModelConfig
 from runtime.embedded.model.forward import Forward
 from runtime.embedded.options import EngineOptions
-from runtime.text import Text
 from search.spec import PolicyName, SearchSpec
 from search.tree import combined_digest
 
@@ -221,11 +220,10 @@ async def measure_cell(
         for kind in cell.kinds
     }
     runs: dict[Kind, list[SpeculativeRun]] = {kind: [] for kind in cell.kinds}
-    text = Text(SPRIG.policy)
     for number, item in enumerate(items_of(cell.task, "dev", limit, 0)):
         order = list(cell.kinds)[:: 1 if number % 2 == 0 else -1]
         for kind in order:
-            runs[kind].append(await _one(ways[kind], text, item, cell.spec))
+            runs[kind].append(await _one(ways[kind], item, cell.spec))
     rows = []
     for kind, part in itertools.product(cell.kinds, (GENERATOR, EVALUATOR)):
         rows.append(row_of(cell, kind, part, runs, target.forward.config.layers))
@@ -233,9 +231,9 @@ async def measure_cell(
     return rows
 
 
-async def _one(way: DraftedEngine, text: Text, item: Item, spec: SearchSpec) -> SpeculativeRun:
+async def _one(way: DraftedEngine, item: Item, spec: SearchSpec) -> SpeculativeRun:
     way.start()
-    outcome = await grow(way, text, item, Method(spec.policy, spec))
+    outcome = await grow(way, item, Method(spec.policy, spec))
     return SpeculativeRun(outcome.digest, way.parts)
 
 

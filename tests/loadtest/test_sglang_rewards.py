@@ -10,7 +10,6 @@ import pytest
 
 from loadtest.searches import SPRIG, Method, grow, unlike_items
 from loadtest.sglang_rewards import ScoredSearch, compared, in_float64
-from runtime.text import Text
 from search.spec import SearchSpec
 from search.tree import round_reward
 from tests.search.scripted_engine import ScriptedEngine
@@ -34,7 +33,7 @@ async def test_paths_are_scored_again_as_they_were() -> None:
     search = ScoredSearch(cast(Any, scripted), 0)
     spec = SearchSpec(policy="rebase", width=4)
     (item,) = unlike_items("game24", 1)
-    outcome = await grow(search, Text(SPRIG.policy), item, Method("one", spec))
+    outcome = await grow(search, item, Method("one", spec))
     rewards = {node.reward for node in outcome.tree.nodes[1:]}
     assert {round_reward(reward) for reward in search.rewards.values()} == rewards
     assert await search.score_again(list(search.rewards), "again") == search.rewards
