@@ -90,7 +90,7 @@ class KvSearches:
         cache = engine.scheduler.cache
         cache.budget = budget
         start = time.perf_counter()
-        outcome = await grow(engine, item, Method(policy, case.spec), text=self.models.text)
+        outcome = await grow(engine, item, Method(policy, case.spec))
         seconds = time.perf_counter() - start
         draws = one_by_one(_as_cached(draws_of(outcome)))
         return KvRun.of(

@@ -54,7 +54,7 @@ async def run_token_eviction(
         share=share,
         floors=floors_for(item.task),
     )
-    outcome = await grow(engine, item, Method(policy, spec), text=models.text)
+    outcome = await grow(engine, item, Method(policy, spec))
     return KvRun.of(
         item,
         outcome,
