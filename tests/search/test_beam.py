@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from search.engine import RewardMissing
 from search.policies.beam import Beam
 from search.policies.policy import Round
 from search.spec import SearchSpec
@@ -22,11 +21,6 @@ def test_beams_default_to_the_rounded_up_root(width: int, beams: int) -> None:
 def test_a_given_beam_width_wins() -> None:
     """``beam_width`` replaces the default."""
     assert Beam.from_spec(SearchSpec(width=16, beam_width=2)) == Beam(16, 2)
-
-
-def test_first_round_gives_the_root_the_width() -> None:
-    """The root has no reward and no rival."""
-    assert Beam(16, 4).plan(drawn()) == Round({0: 16})
 
 
 def test_the_best_share_the_width_and_the_rest_is_pruned() -> None:
@@ -63,15 +57,3 @@ def test_width_shrinks_by_finished_trajectories() -> None:
     ends = [(0, "x", END, 0.1)] * 3
     tree = drawn(*ends, (0, "a", STEP, 0.3), (0, "b", STEP, 0.6))
     assert Beam(4, 2).plan(tree) == Round({5: 1}, (4,))
-
-
-def test_done_when_the_width_has_finished_or_nothing_is_open() -> None:
-    """No round is planned for nobody, or for nothing."""
-    assert Beam(2, 2).plan(row(0.5, 0.5, finish=END)) is None
-    assert Beam(3, 2).plan(row(0.5, 0.5, finish=END)) is None
-
-
-def test_a_missing_reward_is_an_error() -> None:
-    """A node without a reward is never dropped silently: the error names node and policy."""
-    with pytest.raises(RewardMissing, match=r"node 1 has no reward; policy beam"):
-        Beam(4, 2).plan(row(None, 0.5))

@@ -30,15 +30,6 @@ def test_a_dead_chain_leaves_its_share_to_the_others(
     assert policy(5).plan(tree) == Round({1: 2, 2: 1, 3: 1})
 
 
-@CHAINS
-def test_done_when_the_width_has_finished_or_nothing_is_open(
-    policy: type[BestOfN | SelfConsistency],
-) -> None:
-    """No round is planned for nobody, or for nothing."""
-    assert policy(2).plan(row(None, None, finish=END)) is None
-    assert policy(3).plan(row(None, None, finish=END)) is None
-
-
 def test_what_they_have_scored() -> None:
     """Best of N needs the rewards of finished replies, self-consistency none at all."""
     policies: tuple[Policy, Policy] = BestOfN(2), SelfConsistency(2)

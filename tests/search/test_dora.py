@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from search.clusters import rounded, uniqueness
-from search.engine import EngineError, RewardMissing
+from search.engine import EngineError
 from search.policies.dora import Dora, quotas
 from search.policies.policy import EmbeddingPolicy, Round
 from search.policies.rebase import Rebase
@@ -92,9 +92,7 @@ def test_where_all_say_the_same_nothing_is_embedded() -> None:
 
 
 def test_what_is_missing_is_named() -> None:
-    """A reward, an embedding, an embedder."""
-    with pytest.raises(RewardMissing, match="node 2 has no reward; policy dora"):
-        Dora(4, 0.1).plan(row(0.5, None))
+    """An embedding, an embedder."""
     with pytest.raises(EngineError, match="node 1 has no embedding; policy dora"):
         Dora(4, 0.1).plan(row(0.5, 0.5))
     with pytest.raises(EngineError, match="embeds nothing; policy dora needs embeddings"):

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from search.engine import RewardMissing
 from search.policies.beam import Beam
 from search.policies.dvts import Dvts
 from search.policies.policy import Round, share_evenly
@@ -23,11 +22,6 @@ def test_subtrees_default_to_the_rounded_up_root(
 ) -> None:
     """ceil(sqrt(width)), or ``beam_width``; never more subtrees than trajectories."""
     assert Dvts.from_spec(SearchSpec(width=width, beam_width=given)) == Dvts(width, subtrees)
-
-
-def test_first_round_gives_the_root_the_width() -> None:
-    """The root has no reward and no rival."""
-    assert Dvts(16, 4).plan(drawn()) == Round({0: 16})
 
 
 def test_every_subtree_keeps_its_best_leaf() -> None:
@@ -80,18 +74,6 @@ def test_an_odd_rest_of_a_dead_subtree_goes_to_the_lower_one() -> None:
     lines = [(0, "a", STEP, 0.5)] * 2
     tree = drawn(*lines, (0, "x", END, 0.1), (0, "\n\n", Finish.EMPTY, None), *lines)
     assert Dvts(6, 3).plan(tree) == Round({1: 3, 5: 2}, (2, 6))
-
-
-def test_done_when_the_width_has_finished_or_nothing_is_open() -> None:
-    """No round is planned for nobody, or for nothing."""
-    assert Dvts(2, 2).plan(row(0.5, 0.5, finish=END)) is None
-    assert Dvts(3, 2).plan(row(0.5, 0.5, finish=END)) is None
-
-
-def test_a_missing_reward_is_an_error() -> None:
-    """A node without a reward is never dropped silently: the error names node and policy."""
-    with pytest.raises(RewardMissing, match=r"node 2 has no reward; policy dvts"):
-        Dvts(4, 2).plan(row(0.5, None))
 
 
 level = st.lists(st.tuples(st.integers(0, 5), st.booleans()), min_size=1, max_size=24)

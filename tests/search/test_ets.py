@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from search.clusters import THRESHOLDS
-from search.engine import Branch, EmbeddingMissing, EngineDown, EngineError, RewardMissing
+from search.engine import Branch, EmbeddingMissing, EngineDown, EngineError
 from search.outcome import Outcome
 from search.policies.ets import Ets
 from search.policies.policy import EmbeddingPolicy, Round
@@ -22,7 +22,7 @@ from search.tree import NodeState, Tree
 from tests.search.scripted_engine import ScriptedEngine, dice, grow
 from tests.search.test_faults import Clock
 from tests.search.test_width import rough
-from tests.search.trees import END, STEP, drawn, row
+from tests.search.trees import STEP, drawn, row
 
 KV = Ets(16, 0.2, diversity_weight=0.0)
 
@@ -85,13 +85,11 @@ def test_a_leaf_that_gets_no_child_is_pruned_too() -> None:
     assert Ets(2, 0.2).plan(tree) == Round({1: 1, 2: 1}, (3,))
 
 
-def test_first_and_last_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The root gets the width; one leaf is kept unasked; finished ones leave nothing to plan."""
+def test_where_there_is_no_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The root gets the width, a single leaf all that is left; no program is solved for these."""
     monkeypatch.setattr("search.policies.ets.optimum", None)
     assert KV.plan(drawn()) == Round({0: 16})
     assert KV.plan(row(0.1)) == Round({1: 16})
-    assert Ets(2, 0.2).plan(row(0.5, 0.5, finish=END)) is None
-    assert Ets(3, 0.2).plan(row(0.5, 0.5, finish=END)) is None
 
 
 @pytest.mark.parametrize("solver", ["highs", "cbc"])
@@ -115,9 +113,7 @@ def test_beyond_the_node_limit_the_round_is_rebases(monkeypatch: pytest.MonkeyPa
 
 
 def test_what_is_missing_is_an_error() -> None:
-    """No reward, or no embedding where steps are compared: the node is named."""
-    with pytest.raises(RewardMissing, match=r"node 2 has no reward; policy ets"):
-        KV.plan(row(0.5, None))
+    """No embedding where steps are compared: the node is named."""
     with pytest.raises(EngineError, match=r"node 4 has no embedding; policy ets"):
         Ets(8, 0.2).plan(turned(two_stems(0.9, 0.8, 0.8), c=(1.0, 0.0)))
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from search.engine import Branch, RewardMissing
+from search.engine import Branch
 from search.policies.particle_filter import (
     ParticleFilter,
     effective_size,
@@ -104,11 +104,6 @@ def test_the_offset_follows_from_seed_and_level() -> None:
     assert len({offset(3, 1), offset(3, 2), offset(4, 1)}) == 3
 
 
-def test_first_round_gives_the_root_the_width() -> None:
-    """The root has no reward and no rival."""
-    assert ParticleFilter(16, 3).plan(drawn()) == Round({0: 16})
-
-
 def test_the_undrawn_are_pruned() -> None:
     """Odds 1 : 9999 and 9999 : 1 for four places: nothing is left for the first."""
     tree = row(0.0001, 0.9999, 0.0001)
@@ -131,18 +126,6 @@ def test_ended_trajectories_keep_their_places() -> None:
     """Two of four have ended: the open two share two places; the best, ended, is not copied."""
     tree = drawn((0, "a", END, 1.0), (0, "b", STEP, 0.5), (0, "c", STEP, 0.5), (0, "d", END, 0.0))
     assert ParticleFilter(4, 3).plan(tree) == Round({2: 1, 3: 1})
-
-
-def test_done_when_the_width_has_finished_or_nothing_is_open() -> None:
-    """No round is planned for nobody, or for nothing."""
-    assert ParticleFilter(2, 3).plan(row(0.5, 0.5, finish=END)) is None
-    assert ParticleFilter(3, 3).plan(row(0.5, 0.5, finish=END)) is None
-
-
-def test_a_missing_reward_is_an_error() -> None:
-    """A node without a reward is never dropped silently: the error names node and policy."""
-    with pytest.raises(RewardMissing, match=r"node 1 has no reward; policy particle_filter"):
-        ParticleFilter(4, 3).plan(row(None, 0.5))
 
 
 def test_the_seed_is_the_searchs() -> None:

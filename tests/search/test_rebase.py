@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from search.engine import RewardMissing
 from search.policies.policy import Round
 from search.policies.rebase import Rebase, allocate
 from search.tree import Tree
@@ -91,11 +90,6 @@ def test_shares_follow_exact_arithmetic(rewards: list[float], total: int, temp: 
         total -= share
 
 
-def test_first_round_gives_the_root_the_width() -> None:
-    """The root has no reward and no rival."""
-    assert Rebase(16, 0.2).plan(drawn()) == Round({0: 16})
-
-
 def test_plan_serves_by_reward_and_prunes_what_gets_nothing() -> None:
     """Nodes 1, 2, 3 with rewards 0.1, 0.9, 0.5 share 16 as 0, 14, 2."""
     plan = Rebase(16, 0.2).plan(row(0.1, 0.9, 0.5))
@@ -118,18 +112,6 @@ def test_width_shrinks_by_finished_trajectories() -> None:
     """Two of width 8 have finished: the open two share 6; a finished one is no candidate."""
     tree = drawn((0, "a", END, 0.9), (0, "b", STEP, 0.5), (0, "c", STEP, 0.5), (0, "d", END, 0.1))
     assert Rebase(8, 0.2).plan(tree) == Round({2: 3, 3: 3})
-
-
-def test_done_when_the_width_has_finished_or_nothing_is_open() -> None:
-    """No round is planned for nobody, or for nothing."""
-    assert Rebase(2, 0.2).plan(row(0.5, 0.5, finish=END)) is None
-    assert Rebase(3, 0.2).plan(row(0.5, 0.5, finish=END)) is None
-
-
-def test_a_missing_reward_is_an_error() -> None:
-    """A node without a reward is never dropped silently: the error names node and policy."""
-    with pytest.raises(RewardMissing, match=r"node 2 has no reward; policy rebase"):
-        Rebase(4, 0.2).plan(row(0.5, None))
 
 
 def crowd() -> Tree:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from search.engine import Branch, RewardMissing
+from search.engine import Branch
 from search.events import Event, Expanded, Finished, Selected
 from search.policies.policy import Round
 from search.policies.tot_bfs import TotBfs
@@ -45,18 +44,6 @@ def test_finished_trajectories_leave_the_rest_of_the_width() -> None:
 def test_the_root_gets_no_more_than_may_finish() -> None:
     """Width 2 with branches of 3: two thoughts."""
     assert TotBfs(2, 3, 1).plan(drawn()) == Round({ROOT: 2})
-
-
-def test_done_when_the_width_has_finished_or_nothing_is_open() -> None:
-    """No round for nobody, or for nothing."""
-    assert TotBfs(2, 3, 1).plan(row(0.5, 0.5, finish=END)) is None
-    assert TotBfs(9, 3, 3).plan(row(0.5, 0.5, finish=END)) is None
-
-
-def test_a_thought_without_a_value_is_an_error() -> None:
-    """Never a silent drop."""
-    with pytest.raises(RewardMissing, match=r"node 1 has no reward; policy tot_bfs"):
-        TotBfs(4, 2, 2).plan(row(None, 0.5))
 
 
 def test_breadth_defaults_to_what_the_width_has_room_for() -> None:

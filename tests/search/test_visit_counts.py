@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from search.engine import RewardMissing
 from search.policies.visit_counts import (
     VisitCounts,
     best_of,
@@ -55,12 +54,6 @@ def test_a_virtual_visit_is_one_more_of_the_whole_path() -> None:
     assert visits.units == units
     visits.pass_through(visits.tree[0])
     assert visits.count[0] == 7
-
-
-def test_a_missing_reward_is_an_error() -> None:
-    """The error names node and policy; a step that died at birth needs none."""
-    with pytest.raises(RewardMissing, match="node 2 has no reward; policy mcts needs one a step"):
-        VisitCounts.of(row(0.5, None), "mcts", lambda _: True)
 
 
 def test_expansions_are_counted_by_the_branch() -> None:

@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from search.engine import Branch
+from search.engine import Branch, RewardMissing
 from search.events import Event, Expanded, Finished, Selected
 from search.outcome import Outcome
-from search.policies.policy import BacktrackingPolicy
+from search.policies.policy import BacktrackingPolicy, Scores
 from search.policies.registry import POLICIES
 from search.spec import PolicyName, SearchSpec, StopReason
 from search.tree import NodeState
 from tests.search.scripted_engine import ScriptedEngine, dice, grow
-from tests.search.trees import END, STEP, drawn
+from tests.search.trees import END, STEP, drawn, row
 
 LEVEL_BY_LEVEL = sorted(
     name
@@ -26,6 +26,12 @@ LEVEL_BY_LEVEL = sorted(
 ALL = pytest.mark.parametrize("policy", LEVEL_BY_LEVEL)
 BY_BREADTH = {"tot_bfs"}
 """Their rounds are as wide as what they keep; their own tests say how far the width goes."""
+SCORED = sorted(
+    name
+    for name, policy in POLICIES.items()
+    if name != "adaptive" and policy(SearchSpec(policy=name)).scores is Scores.ALL
+)
+"""Those that read the rewards of every round, as ``adaptive`` does not while its chains grow."""
 BY_WIDTH = pytest.mark.parametrize("policy", sorted(set(LEVEL_BY_LEVEL) - BY_BREADTH))
 
 
@@ -59,6 +65,22 @@ def test_a_spent_width_plans_nothing_whatever_is_open(policy: PolicyName) -> Non
     """Of width 1 one has finished: the open leaf beside it gets no round, not even an empty one."""
     tree = drawn((0, "a", END, 0.2), (0, "b", STEP, 0.9))
     assert POLICIES[policy](SearchSpec(policy=policy, width=1)).plan(tree) is None
+
+
+@ALL
+def test_where_nothing_is_open_nothing_is_planned(policy: PolicyName) -> None:
+    """Whether as many have finished as the width says or fewer."""
+    for width in (2, 3):
+        spec = SearchSpec(policy=policy, width=width)
+        assert POLICIES[policy](spec).plan(row(0.5, 0.5, finish=END)) is None
+
+
+@pytest.mark.parametrize("policy", SCORED)
+def test_a_missing_reward_is_an_error(policy: PolicyName) -> None:
+    """A node without a reward is never dropped silently: the error names node and policy."""
+    named = f"node 2 has no reward; policy {policy.removesuffix('_kv')}"
+    with pytest.raises(RewardMissing, match=named):
+        POLICIES[policy](SearchSpec(policy=policy, width=4)).plan(row(0.5, None))
 
 
 @pytest.mark.promise("A policy spends exactly its width, and shrinks it as trajectories finish")
