@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -17,9 +15,8 @@ from runtime.sglang.plugin_notes import PluginNotes
 from runtime.sglang.replica import Json, Replica
 from runtime.sglang.search_session import SearchSession
 from search.engine import EngineDown, EngineError
+from tests.runtime.sglang.one_server import answering
 
-Asked = list[dict[str, Any]]
-"""The bodies that came in."""
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
 BUSY = b"HTTP/1.1 503 Busy\r\ncontent-length: 0\r\n\r\n"
 REFUSED = b'HTTP/1.1 400 Bad\r\ncontent-length: 28\r\n\r\n{"error":{"message":"Why?"}}'
@@ -38,28 +35,6 @@ def item(index: int, **finish: Any) -> bytes:
 def done(*indices: int) -> bytes:
     """Items that are done, in this order, each after a first token."""
     return b"".join(item(index) + item(index, type="stop") for index in indices)
-
-
-@asynccontextmanager
-async def serving(answer: Callable[[int], bytes]) -> AsyncIterator[tuple[Replica, Asked]]:
-    """``answer``: what the n-th request gets before its connection ends."""
-    asked: Asked = []
-
-    async def one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
-        size = int(head.partition("content-length:")[2].split()[0])
-        asked.append(json.loads(await reader.readexactly(size)))
-        writer.write(answer(len(asked)))
-        await writer.drain()
-        writer.close()
-
-    async with await asyncio.start_server(one, "127.0.0.1", 0) as listening:
-        url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
-        replica = Replica(url, ServerTimes(connect=5, answer=60, probe=5, stall=30))
-        try:
-            yield replica, asked
-        finally:
-            await replica.close()
 
 
 def bodies(many: int, **more: Any) -> list[dict[str, Any]]:
@@ -90,9 +65,9 @@ def test_a_list_names_every_field_an_item() -> None:
 
 async def test_items_are_answered_as_they_are_done() -> None:
     """One request; what is told of an item before its end is passed over."""
-    async with serving(lambda _: HEAD + done(2, 0, 1) + b"data: [DONE]\n\n") as (replica, asked):
+    async with answering(lambda _: HEAD + done(2, 0, 1) + b"data: [DONE]\n\n") as (replica, heard):
         assert await sent(replica, bodies(3)) == [2, 0, 1]
-        assert [body["rid"] for body in asked] == [["s-0", "s-1", "s-2"]]
+        assert [body["rid"] for _, body in heard] == [["s-0", "s-1", "s-2"]]
         assert replica.under_way == 0
 
 
@@ -101,23 +76,24 @@ async def test_what_a_full_server_refuses_is_sent_again() -> None:
     seconds after a list's answer SGLang stops what is at work under an id of it."""
     full = item(1, type="abort", status_code=503, message="The request queue is full.")
     answers = {1: BUSY, 2: HEAD + done(0) + full, 3: HEAD + done(0)}
-    async with serving(answers.__getitem__) as (replica, asked):
+    async with answering(answers.__getitem__) as (replica, heard):
         assert await sent(replica, bodies(2), waits=2) == [0, 1]
         again = [["s-0", "s-1"], ["+s-0", "+s-1"], ["++s-1"]]
-        assert [body["rid"] for body in asked] == again
-    async with serving(lambda _: BUSY) as (replica, asked):
+        assert [body["rid"] for _, body in heard] == again
+    async with answering(lambda _: BUSY) as (replica, heard):
         with pytest.raises(EngineDown, match="is full"):
             await sent(replica, bodies(1))
-        assert (len(asked), replica.up) == (2, True)
+        assert (len(heard), replica.up) == (2, True)
 
 
 async def test_a_connection_that_ends_is_taken_up_once() -> None:
     """What is left goes under ids of its own; a server that ends a list again is lost."""
     answers = {1: HEAD.replace(b"close", b"x\r\ncontent-length: 999") + done(1), 2: HEAD + done(0)}
-    async with serving(answers.__getitem__) as (replica, asked):
+    async with answering(answers.__getitem__) as (replica, heard):
         assert await sent(replica, bodies(2)) == [1, 0]
-        assert asked[1]["rid"] == ["+s-0"]  # SGLang stops what begins with the id of who has gone
-    async with serving(lambda _: HEAD + done(1)) as (replica, asked):
+        # SGLang stops what begins with the id of who has gone
+        assert heard[1][1]["rid"] == ["+s-0"]
+    async with answering(lambda _: HEAD + done(1)) as (replica, heard):
         with pytest.raises(ReplicaLost, match="ended a list"):
             await sent(replica, bodies(2))
         assert not replica.up
@@ -130,9 +106,9 @@ async def test_a_connection_that_ends_after_the_last_answer_has_answered(end: by
     if b"chunked" in end:
         whole = b"%x\r\n%b\r\n7\r\n\xff" % (len(whole), whole)
     head = HEAD.replace(b"close", b"x\r\n" + end)
-    async with serving(lambda _: head + whole) as (replica, asked):
+    async with answering(lambda _: head + whole) as (replica, heard):
         assert await sent(replica, bodies(2)) == [0, 1]
-        assert (len(asked), replica.up, replica.under_way) == (1, True, 0)
+        assert (len(heard), replica.up, replica.under_way) == (1, True, 0)
 
 
 @pytest.mark.parametrize(
@@ -146,7 +122,7 @@ async def test_a_connection_that_ends_after_the_last_answer_has_answered(end: by
 )
 async def test_a_failure_is_the_calls(answer: bytes, said: str) -> None:
     """The server is well."""
-    async with serving(lambda _: answer) as (replica, _):
+    async with answering(lambda _: answer) as (replica, _):
         with pytest.raises(EngineError, match=said):
             await sent(replica, bodies(2))
         assert replica.up
@@ -154,17 +130,17 @@ async def test_a_failure_is_the_calls(answer: bytes, said: str) -> None:
 
 async def test_one_list_a_priority() -> None:
     """The dearest first, where a server evicts by what a request came with."""
-    async with serving(lambda _: HEAD + done(0)) as (replica, asked):
+    async with answering(lambda _: HEAD + done(0)) as (replica, heard):
         mixed = [body | {"priority": n} for n, body in enumerate(bodies(2))]
         assert sorted(await sent(replica, mixed)) == [0, 1]
-        assert sorted(body["priority"] for body in asked) == [0, 1]
+        assert sorted(body["priority"] for _, body in heard) == [0, 1]
 
 
 async def test_an_item_that_is_answered_is_not_stopped() -> None:
     """Ids are kept until their answers are there, and those of a call that was cancelled."""
     hanging = HEAD.replace(b"close", b"x\r\ncontent-length: 9999") + done(0)
     gate = asyncio.Event()
-    async with serving(lambda _: hanging) as (replica, _):
+    async with answering(lambda _: hanging) as (replica, _):
         search = SearchSession("t", "t-", PluginNotes("t"))
         call = search.send_list(replica, [{"input_ids": [0]}] * 2, lambda *_: gate.set())
         task = asyncio.create_task(call)

@@ -3,57 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from typing import Any
 
 import pytest
 
 from runtime.servers import waiting
 from runtime.servers.fleet import Fleet
-from runtime.servers.remote_server import ServerTimes
 from runtime.servers.server_errors import ReplicaLost
 from runtime.servers.waiting import full_waits
-from runtime.sglang.replica import Replica
+from tests.runtime.sglang.one_server import answering
 
-Heard = list[tuple[str, dict[str, Any]]]
-"""What came in: paths and bodies."""
 FULL = b"HTTP/1.1 503 Busy\r\ncontent-length: 0\r\n\r\n"
 ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 16\r\n\r\n" + b'{"meta_info":{}}'
-
-
-@asynccontextmanager
-async def server(
-    answer: Callable[[int], bytes | None], probe: float = 5
-) -> AsyncIterator[tuple[Replica, Heard]]:
-    """``answer``: what the n-th request gets before its connection ends; None: nothing ever."""
-    heard: Heard = []
-
-    async def one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
-        size = int(head.partition("content-length:")[2].split()[0])
-        heard.append((head.split()[1], json.loads(await reader.readexactly(size))))
-        said = answer(len(heard))
-        if said is None:
-            await reader.read()
-        else:
-            writer.write(said)
-        writer.close()
-
-    async with await asyncio.start_server(one, "127.0.0.1", 0) as listening:
-        url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
-        replica = Replica(url, ServerTimes(connect=5, answer=600, probe=probe, stall=30))
-        try:
-            yield replica, heard
-        finally:
-            await replica.close()
 
 
 async def test_a_request_that_is_sent_once_more_has_an_id_of_its_own() -> None:
     """SGLang refuses the id of a request that it has not given up yet, and once it notices that the
     client has gone, stops whatever begins with that id."""
-    async with server(lambda n: b"" if n == 1 else ANSWER) as (replica, heard):
+    async with answering(lambda n: b"" if n == 1 else ANSWER) as (replica, heard):
         assert await replica.generate({"rid": "s1-01"}) == {"meta_info": {}}
         await replica.abort("s1-01")
     assert heard == [
@@ -65,7 +31,7 @@ async def test_a_request_that_is_sent_once_more_has_an_id_of_its_own() -> None:
 
 async def test_an_abort_stops_what_was_sent_once_more() -> None:
     """By both ids: nobody knows which of them the server is at work on."""
-    async with server({1: b"", 2: None, 3: ANSWER, 4: ANSWER}.get) as (replica, heard):
+    async with answering({1: b"", 2: None, 3: ANSWER, 4: ANSWER}.get) as (replica, heard):
         asking = asyncio.create_task(replica.generate({"rid": "s1-01"}))
         while len(heard) < 2:
             await asyncio.sleep(0.01)
@@ -89,10 +55,10 @@ async def test_who_finds_a_server_full_waits_until_it_is_not(
     """However often it is refused; one that was lost meanwhile is not waited for."""
     monkeypatch.setattr(waiting, "LONGEST_WAIT", 0.001)
     monkeypatch.setattr(waiting, "FIRST_WAIT", 0.001)
-    async with server(lambda n: FULL if n < 30 else ANSWER) as (replica, heard):
+    async with answering(lambda n: FULL if n < 30 else ANSWER) as (replica, heard):
         assert await replica.generate({"rid": "s1-01"}) == {"meta_info": {}}
         assert len(heard) == 30
-    async with server(lambda _: FULL) as (replica, heard):
+    async with answering(lambda _: FULL) as (replica, heard):
         replica.up = False
         with pytest.raises(ReplicaLost):
             await replica.generate({"rid": "s1-01"})
@@ -100,7 +66,7 @@ async def test_who_finds_a_server_full_waits_until_it_is_not(
 
 async def test_a_release_does_not_wait_for_an_answer_as_a_step_does() -> None:
     """A server that is too busy to hear it is not lost."""
-    async with server(lambda _: None, probe=0.1) as (replica, heard):
+    async with answering(lambda _: None, probe=0.1) as (replica, heard):
         replica.plugged = True
         fleet = Fleet("policy", [replica])
         fleet.place("t1", (1, 2))

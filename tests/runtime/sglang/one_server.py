@@ -1,0 +1,43 @@
+"""A SGLang server of a test's own words: what each request gets before its connection ends."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from runtime.servers.remote_server import ServerTimes
+from runtime.sglang.replica import Replica
+
+Heard = list[tuple[str, dict[str, Any]]]
+"""What came in: paths and bodies."""
+
+
+@asynccontextmanager
+async def answering(
+    answer: Callable[[int], bytes | None], probe: float = 5
+) -> AsyncIterator[tuple[Replica, Heard]]:
+    """``answer``: what the n-th request gets, from 1; None: nothing ever."""
+    heard: Heard = []
+
+    async def one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+        size = int(head.partition("content-length:")[2].split()[0])
+        heard.append((head.split()[1], json.loads(await reader.readexactly(size))))
+        said = answer(len(heard))
+        if said is None:
+            await reader.read()
+        else:
+            writer.write(said)
+            await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(one, "127.0.0.1", 0) as listening:
+        url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
+        replica = Replica(url, ServerTimes(connect=5, answer=600, probe=probe, stall=30))
+        try:
+            yield replica, heard
+        finally:
+            await replica.close()
