@@ -8,7 +8,8 @@ from loadtest.hostile.completions_stub import CompletionsStub
 from runtime.text import Text
 from search.engine import EngineError, Sampling
 from search.tree import Finish
-from tests.runtime.openai.test_openai_engine import POLICY, PROMPT, branch, stubs
+from tests.runtime.mortal_pair import POLICY, PROMPT
+from tests.runtime.openai.test_openai_engine import branch, stubs
 
 HELD = Sampling(
     stop=(), max_step_tokens=16, prompt_tokens=len(PROMPT), grammar='{"const":"so it is"}'

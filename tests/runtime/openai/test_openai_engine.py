@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import Awaitable
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import httpx
 import pytest
 
 from loadtest.hostile.completions_stub import LOGPROB, CompletionsStub
-from loadtest.hostile.sglang_stub import MortalStub
 from models.bundled import SPRIG_FOLDER
 from runtime.openai.completion_server import CompletionServer
 from runtime.openai.openai_engine import OpenaiEngine
 from runtime.openai.openai_options import OpenaiOptions, ServedModel
-from runtime.servers import liveness, served_engine
 from runtime.servers.remote_server import ServerTimes
 from runtime.text import Text
-from search.controller import search
 from search.engine import (
     Branch,
     EngineDown,
@@ -32,72 +27,29 @@ from search.engine import (
     Sampling,
     Trajectory,
 )
-from search.outcome import Outcome
-from search.problem import Problem
-from search.spec import SearchSpec, StopReason
+from search.spec import StopReason
 from search.tree import ROOT, Finish
-
-POLICY = SPRIG_FOLDER / "policy"
-QUESTION = "Use 4 9 10 13 to make 24."
-SPEC = SearchSpec(policy="rebase", width=8, seed=3)
-PROMPT = tuple(Text(POLICY).encode(QUESTION))
+from tests.runtime.mortal_pair import POLICY, PROMPT, QUESTION, MortalPair, mortal_pair
 
 
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who is back is noticed soon."""
-    monkeypatch.setattr(liveness, "REVIVAL_WAITS", (0.01,))
-    monkeypatch.setattr(served_engine, "WATCH_SECONDS", 0.05)
-
-
-@dataclass
-class Servers:
-    """An engine over one server of each kind."""
-
-    engine: OpenaiEngine
-    policy: MortalStub
-    reward: MortalStub
-
-    def victim(self, name: str) -> MortalStub:
-        return self.policy if name == "policy" else self.reward
-
-    async def grown(self, tree: str, deadline: float | None = None) -> Outcome:
-        return await search(
-            Problem(PROMPT, QUESTION),
-            SPEC,
-            self.engine,
-            tree_id=tree,
-            answer_of=lambda text: text,
-            deadline=None if deadline is None else time.monotonic() + deadline,
-            clock=time.monotonic,
-        )
-
-
-@asynccontextmanager
-async def stubs(
+def stubs(
     policy: CompletionsStub | None = None, reward_format: str = "math-shepherd", **more: Any
-) -> AsyncIterator[Servers]:
-    text = Text(POLICY)
-    servers = MortalStub(policy or CompletionsStub.of(text)), MortalStub(CompletionsStub.of(text))
-    for server in servers:
-        await server.start()
-    asked, scored = (server.url for server in servers)
-    reward = ServedModel(SPRIG_FOLDER / "prm", (scored,))
-    options = OpenaiOptions(
-        policy=ServedModel(POLICY, (f"{asked}/v1",), **more.pop("served", {})),
-        reward=None if reward_format == "none" else reward,
-        reward_format=reward_format,
-        **more,
-    )
-    engine = None
-    try:
-        engine = await OpenaiEngine.start(options)
-        yield Servers(engine, *servers)
-    finally:
-        if engine is not None:
-            await engine.close()
-        for server in servers:
-            await server.kill()
+) -> AbstractAsyncContextManager[MortalPair]:
+    """This policy's stub and a reward model's, with these options; ``served``: the policy's own."""
+
+    def start(asked: str, scored: str) -> Awaitable[OpenaiEngine]:
+        served = more.pop("served", {})
+        reward = ServedModel(SPRIG_FOLDER / "prm", (scored,))
+        options = OpenaiOptions(
+            policy=ServedModel(POLICY, (f"{asked}/v1",), **served),
+            reward=None if reward_format == "none" else reward,
+            reward_format=reward_format,
+            **more,
+        )
+        return OpenaiEngine.start(options)
+
+    plain = CompletionsStub.of(Text(POLICY))
+    return mortal_pair(policy or plain, plain, start)
 
 
 def branch(limit: int = 16, seed: int = 5, node: int = 1) -> Branch:

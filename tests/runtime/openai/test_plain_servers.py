@@ -19,7 +19,8 @@ from runtime.servers.server_errors import WrongServer
 from runtime.text import Text
 from search.engine import EngineError, Sampling, Trajectory
 from search.tree import Finish
-from tests.runtime.openai.test_openai_engine import POLICY, PROMPT, QUESTION, branch, stubs
+from tests.runtime.mortal_pair import POLICY, PROMPT, QUESTION
+from tests.runtime.openai.test_openai_engine import branch, stubs
 
 TEXT = Text(POLICY)
 (DELIMITER,) = TEXT.encode("\n\n")

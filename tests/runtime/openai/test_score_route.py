@@ -21,7 +21,7 @@ from server.app import create_app
 from server.assemble import running
 from server.service import create_service
 from server.settings import Settings, load_settings
-from tests.runtime.openai.test_openai_engine import POLICY, PROMPT, QUESTION
+from tests.runtime.mortal_pair import POLICY, PROMPT, QUESTION
 from tests.search.scripted_engine import ScriptedEngine, judge
 from tests.server.conftest import PlainText, serving
 

@@ -3,82 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import Awaitable
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import pytest
 
 from loadtest.hostile.sglang_stub import MortalStub, Stub
 from models.bundled import SPRIG_FOLDER
-from runtime.servers import fleet, liveness, served_engine
+from runtime.servers import fleet
 from runtime.sglang.sglang_engine import SglangEngine
 from runtime.sglang.sglang_options import SglangOptions
 from runtime.text import Text
-from search.controller import search
 from search.engine import EngineDown
-from search.outcome import Outcome
-from search.problem import Problem
-from search.spec import SearchSpec, StopReason
-
-POLICY = SPRIG_FOLDER / "policy"
-SPEC = SearchSpec(policy="rebase", width=8, seed=3)
+from search.spec import StopReason
+from tests.runtime.mortal_pair import POLICY, MortalPair, mortal_pair
 
 
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who is back is noticed soon."""
-    monkeypatch.setattr(liveness, "REVIVAL_WAITS", (0.01,))
-    monkeypatch.setattr(served_engine, "WATCH_SECONDS", 0.05)
+def pair(**more: Any) -> AbstractAsyncContextManager[MortalPair]:
+    """Two stubs, with these options."""
 
+    def start(policy: str, reward: str) -> Awaitable[SglangEngine]:
+        prm = {"prm": SPRIG_FOLDER / "prm", "reward_urls": (reward,)}
+        return SglangEngine.start(SglangOptions(POLICY, (policy,), **prm, **more))
 
-@dataclass
-class Pair:
-    """An engine over one server of each kind."""
-
-    engine: SglangEngine
-    policy: MortalStub
-    reward: MortalStub
-
-    def victim(self, name: str) -> MortalStub:
-        return self.policy if name == "policy" else self.reward
-
-    async def grown(self, tree: str, deadline: float | None = None) -> Outcome:
-        return await search(
-            Problem(
-                tuple(Text(POLICY).encode("Use 4 9 10 13 to make 24.")), "Use 4 9 10 13 to make 24."
-            ),
-            SPEC,
-            self.engine,
-            tree_id=tree,
-            answer_of=lambda text: text,
-            deadline=None if deadline is None else time.monotonic() + deadline,
-            clock=time.monotonic,
-        )
-
-
-@asynccontextmanager
-async def pair(**more: Any) -> AsyncIterator[Pair]:
     stub = Stub.of(Text(POLICY))
-    policy, reward = MortalStub(stub), MortalStub(stub)
-    await policy.start()
-    await reward.start()
-    options = SglangOptions(
-        policy=POLICY,
-        policy_urls=(policy.url,),
-        prm=SPRIG_FOLDER / "prm",
-        reward_urls=(reward.url,),
-        **more,
-    )
-    engine = await SglangEngine.start(options)
-    try:
-        yield Pair(engine, policy, reward)
-    finally:
-        await engine.close()
-        await policy.kill()
-        await reward.kill()
+    return mortal_pair(stub, stub, start)
 
 
 async def until_asked(server: MortalStub, more: int) -> None:

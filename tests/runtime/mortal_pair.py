@@ -1,0 +1,71 @@
+"""Searches over one server of each kind, which can be killed, stand still and be at fault."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from loadtest.hostile.sglang_stub import MortalStub, Stub
+from models.bundled import SPRIG_FOLDER
+from runtime.servers import liveness, served_engine
+from runtime.text import Text
+from search.controller import search
+from search.outcome import Outcome
+from search.problem import Problem
+from search.spec import SearchSpec
+
+POLICY = SPRIG_FOLDER / "policy"
+QUESTION = "Use 4 9 10 13 to make 24."
+PROMPT = tuple(Text(POLICY).encode(QUESTION))
+
+
+@dataclass
+class MortalPair:
+    """An engine over one server of each kind."""
+
+    engine: Any
+    policy: MortalStub
+    reward: MortalStub
+
+    def victim(self, name: str) -> MortalStub:
+        """Of the kind ``policy`` or ``reward``."""
+        return self.policy if name == "policy" else self.reward
+
+    async def grown(self, tree: str, deadline: float | None = None) -> Outcome:
+        """A search; ``deadline``: seconds from now."""
+        return await search(
+            Problem(PROMPT, QUESTION),
+            SearchSpec(policy="rebase", width=8, seed=3),
+            self.engine,
+            tree_id=tree,
+            answer_of=lambda text: text,
+            deadline=None if deadline is None else time.monotonic() + deadline,
+            clock=time.monotonic,
+        )
+
+
+@asynccontextmanager
+async def mortal_pair(
+    policy: Stub, reward: Stub, start: Callable[[str, str], Awaitable[Any]]
+) -> AsyncIterator[MortalPair]:
+    """``start`` makes the engine of both URLs, which soon notices who is back."""
+    servers = MortalStub(policy), MortalStub(reward)
+    for server in servers:
+        await server.start()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(liveness, "REVIVAL_WAITS", (0.01,))
+        patch.setattr(served_engine, "WATCH_SECONDS", 0.05)
+        try:
+            engine = await start(*(server.url for server in servers))
+            try:
+                yield MortalPair(engine, *servers)
+            finally:
+                await engine.close()
+        finally:
+            for server in servers:
+                await server.kill()
