@@ -12,11 +12,15 @@ import pytest
 from loadtest.hostile.sglang_stub import MortalStub, Stub
 from models.bundled import SPRIG_FOLDER
 from runtime.servers import fleet
+from runtime.servers.remote_server import ServerTimes
+from runtime.sglang.replica import Replica
 from runtime.sglang.sglang_engine import SglangEngine
 from runtime.sglang.sglang_options import SglangOptions
 from runtime.text import Text
 from search.engine import EngineDown
 from search.spec import StopReason
+from server.api_errors import ApiError
+from server.plain_completion import PlainCompletion, complete
 from tests.runtime.mortal_pair import POLICY, MortalPair, mortal_pair
 
 
@@ -130,3 +134,58 @@ async def test_a_search_waits_no_longer_than_it_is_told_to() -> None:
         await servers.policy.kill()
         with pytest.raises(EngineDown, match="no policy server answers"):
             await servers.grown("oak")
+
+
+@pytest.mark.timeout(120)
+async def test_what_is_left_of_a_tree_is_seen_to_afterwards() -> None:
+    """A reply does not wait for a server that says nothing, neither to a step nor to its abort."""
+    heard: list[str] = []
+    async with pair(probe_seconds=0.3) as servers:
+        meddle = servers.policy._meddle
+
+        async def noted(path: str) -> int:
+            heard.append(path)
+            return await meddle(path)
+
+        servers.policy._meddle = noted  # type: ignore[method-assign]
+        servers.policy.still = True
+        outcome = await servers.grown("oak", deadline=0.2)
+        assert (outcome.stop_reason, outcome.stats.cost_known) == (StopReason.DEADLINE, False)
+        wanted = PlainCompletion((1, 2, 3), limit=8, piece=8, seed=1, seconds=0.1)
+        with pytest.raises(ApiError, match="before any of the reply"):
+            await complete(wanted, servers.engine, "elm", lambda _: None)
+        while servers.engine._ending:
+            await asyncio.sleep(0.01)
+        assert "/abort_request" in heard
+        servers.policy.still = False
+
+
+@pytest.mark.timeout(120)
+async def test_who_stands_still_is_noticed_and_who_is_busy_is_not() -> None:
+    """Nobody asks for its health: a look is left unanswered until the time is over."""
+    async with pair(stall_seconds=1.5, probe_seconds=0.1) as servers:
+        (replica,) = servers.engine._policy.replicas
+        servers.policy.still = True
+        while not replica.silent_seconds():
+            await asyncio.sleep(0.01)
+        await servers.engine.health()
+        servers.policy.still = False
+        while replica.silent_seconds():
+            await asyncio.sleep(0.01)
+        assert replica.up
+        servers.policy.still = True
+        while replica.up:
+            await asyncio.sleep(0.01)
+        with pytest.raises(EngineDown, match="no policy server answers"):
+            await servers.engine.health()
+        servers.policy.still = False
+        while not replica.up:
+            await asyncio.sleep(0.01)
+        await servers.engine.health()
+
+
+async def test_nothing_asked_is_no_silence() -> None:
+    """Of a server that nobody has asked anything nothing is awaited."""
+    replica = Replica("http://nowhere", ServerTimes(connect=1, answer=1, probe=1, stall=0.0))
+    assert replica.silent_seconds() == 0
+    await replica.close()
