@@ -30,17 +30,6 @@ def sigmoid(v: float) -> float:
     return 1 / (1 + math.exp(-v))
 
 
-def test_distances_by_hand() -> None:
-    """Two active leaves 4 and 5 in the tree 0-(1-(3-(5), 4), 2): the nearest counts."""
-    blocks = grown(0, 0, 1, 1, 3)
-    blocks.set_active([4])
-    assert blocks.distances()[0].tolist() == [2, 1, 3, 2, 0, 3]
-    blocks.set_active([4, 5])
-    distance, on_path = blocks.distances()
-    assert distance.tolist() == [2, 1, 3, 1, 0, 0]
-    assert on_path.tolist() == [True, True, False, True, True, True]
-
-
 def test_a_block_weighed_alone_is_weighed_anew_once_the_search_moves() -> None:
     """It closed below Path*, then the search went there."""
     blocks = grown(0)
@@ -51,13 +40,6 @@ def test_a_block_weighed_alone_is_weighed_anew_once_the_search_moves() -> None:
     blocks.set_values({99: 0.5})
     blocks.set_active([2])
     assert blocks.path_and_weight(2)[0]
-
-
-def test_an_active_leaf_may_stand_above_another() -> None:
-    """A node with children is expanded again: its own distance is 0, not its child's."""
-    blocks = grown(0, 1, 2)
-    blocks.set_active([1, 3])
-    assert blocks.distances()[0].tolist() == [1, 0, 1, 0]
 
 
 def test_without_an_active_leaf_nothing_is_on_the_path() -> None:
@@ -115,25 +97,6 @@ def test_a_block_that_joins_weighs_what_it_would_among_all(
     for node, (ahead, weight) in enumerate(alone):
         assert ahead == on_path[node]
         assert ahead or weight == pytest.approx(weights[node], rel=1e-12)
-
-
-def test_weights_by_hand() -> None:
-    """Active leaf 2 in 0-(1-(2, 3)): 3 is off the path, 2 steps away; 1 and 0 weigh as leaf 2."""
-    blocks = grown(0, 1, 1)
-    blocks.set_values({1: 0.1, 2: 0.5, 3: 0.9})
-    blocks.set_active([2])
-    off = 0.5 * sigmoid(0.9) ** 2 * math.exp(-0.3 * 2)
-    active = sigmoid(0.5) ** 2
-    assert active > off
-    assert blocks.weights()[0] == pytest.approx([active, active, active, off])
-
-
-def test_a_block_weighs_what_the_best_open_leaf_below_it_weighs() -> None:
-    """Its own value does not count once it has children: a poor block above a good leaf stays."""
-    blocks = grown(0, 0, 1, params=EvictionParams(distance_decay=0.0))
-    blocks.set_values({1: 0.0, 2: 0.5, 3: 1.0})
-    weights, _ = blocks.weights()
-    assert weights[1] == weights[3] > weights[2]
 
 
 @pytest.mark.promise("A block without a reward inherits its parent's value")

