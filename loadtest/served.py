@@ -10,13 +10,14 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from threading import Thread
 from typing import Any, Self
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 STOP_SECONDS = 70
 """For what is under way when a server or users are to stop."""
@@ -112,13 +113,17 @@ def anonymous_bytes(pid: int) -> int:
     return 1024 * sum(int(found) for found in re.findall(r"(?:RssAnon|VmSwap):\s+(\d+)", status))
 
 
+def samples(text: str) -> Iterator[Sample]:
+    """Every sample of Prometheus's text format."""
+    for family in text_string_to_metric_families(text):
+        yield from family.samples
+
+
 def values(text: str, name: str, **labels: str) -> list[float]:
-    """The samples of this name in Prometheus's text format that bear these labels, whatever others
-    they bear."""
+    """The samples of this name that bear these labels, whatever others they bear."""
     return [
         sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
+        for sample in samples(text)
         if sample.name == name and labels.items() <= sample.labels.items()
     ]
 
