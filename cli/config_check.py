@@ -11,7 +11,7 @@ from pydantic.fields import FieldInfo
 
 from server.api_keys import ApiKeys
 from server.assemble import further_models
-from server.setting_types import EVERY_WAY
+from server.setting_types import EMBEDDED, EVERY_WAY, LAUNCHED, OPENAI, RUNNING
 from server.settings import Settings, SettingsError, declared, option, variable
 
 
@@ -24,19 +24,21 @@ def check(settings: Settings) -> dict[str, Any]:
         check_verifier,
         engine_options,
         model_flops,
+        openai_options,
         server_options,
         sglang_options,
     )
 
+    options_of = {
+        EMBEDDED: engine_options,
+        LAUNCHED: server_options,
+        RUNNING: sglang_options,
+        OPENAI: openai_options,
+    }
     keys = ApiKeys.load(settings)
     try:
         for model in (settings, *further_models(settings)):
-            if model.engine == "embedded":
-                engine_options(model)
-            elif model.launch:
-                server_options(model)
-            else:
-                sglang_options(model)
+            options_of[model.engine_way](model)
             model_flops(model)
             asyncio.run(check_verifier(model))
     except (ValueError, OSError) as error:

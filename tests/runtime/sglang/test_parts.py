@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 import socket
 import sys
 from collections import Counter
@@ -259,8 +260,28 @@ def test_settings_say_which_servers() -> None:
     assert sglang_options(load_settings(urls | {"HEDGEROW_SPECULATE": "true"})).speculate
     with pytest.raises(SettingsError, match="must start with http"):
         load_settings({"HEDGEROW_POLICY_URLS": "a:1"})
-    with pytest.raises(SettingsError, match="policy_urls: none"):
-        check(load_settings({"HEDGEROW_ENGINE": "sglang"}))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"engine": "sglang", "launch_python": "/no/python"},
+            "'/no/python': there is no such file",
+        ),
+        ({"engine": "sglang", "policy_urls": "http://a:1"}, "reward_urls: (); reward_format"),
+        ({"engine": "openai"}, "policy_urls: none; at least one server"),
+        (
+            {"engine": "openai", "policy_urls": "http://a:1", "reward_format": "score"},
+            "reward_urls: none; reward_format 'score' needs a server",
+        ),
+    ],
+)
+def test_a_check_refuses_what_a_start_would(settings: dict[str, str], message: str) -> None:
+    """However the engine would run: on servers of its own where no URLs are named."""
+    environ = {f"HEDGEROW_{name.upper()}": value for name, value in settings.items()}
+    with pytest.raises(SettingsError, match=re.escape(message)):
+        check(load_settings(environ))
 
 
 @pytest.mark.parametrize(
