@@ -142,8 +142,8 @@ class EngineLoop:
             self._decode()
         for part in (self._scorer, self._embedder):
             if part is not None and part.busy:
-                for call, found in part.step():
-                    self._answer(call, found)
+                for call, values in part.step():
+                    self._answer(call, values)
                 self._fail_calls(part.errors)
         if time.monotonic() - self._reported > REPORT_SECONDS:  # calls take long
             self._send(self._usage())
