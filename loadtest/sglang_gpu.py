@@ -13,6 +13,8 @@ With `--load` the document also has `load`, the rows of `loadtest.sglang` on thi
 round sends and takes as SGLang schedules, `overlap`, and with each token known before the next one
 is drawn, which whole chains need; small pools, with the bundled models), and `rewards`, those of
 `loadtest.sglang_rewards`, as SGLang computes and with `--enable-deterministic-inference`.
+
+`--all` is all of it; `--dry-run` is what of it runs on a CPU, as small as it gets.
 """
 
 from __future__ import annotations
@@ -62,6 +64,8 @@ OVERLAP = {"cuda": (True, False), "cpu": (False,)}
 """Whether SGLang draws a token before the last one is known; on a CPU it is launched without."""
 REPEATABLE = {"cuda": ((), ("--enable-deterministic-inference",)), "cpu": ((),)}
 """SGLang has no arithmetic on a CPU that does not depend on the batch."""
+SMALLEST = {"shape": "tiny", "width": 8, "limit": 2, "at_once": 2, "kv_tokens": 20_000}
+"""Of a run that only shows that it runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,9 +169,9 @@ async def load(options: argparse.Namespace) -> list[dict[str, Any]]:
         models = models_of(options.shape, Path(folder))
         for overlap in OVERLAP[device]:
             place = _place(models, options, () if overlap else (NO_OVERLAP,))
-            found = await rounds(place, options.quick)
+            found = await rounds(place, options.dry_run)
             rows += [{"shape": options.shape, "overlap": overlap} | row for row in found]
-    async for row in pools(options.python, quick=options.quick, device=device):
+    async for row in pools(options.python, quick=options.dry_run, device=device):
         rows.append({"shape": "sprig", "overlap": OVERLAP[device][0]} | row)
     return rows
 
@@ -226,13 +230,23 @@ def _rows(
 
 def main() -> None:
     """Print a table, or one JSON document with ``--json``."""
-    options = _parser().parse_args()
+    options = chosen(_parser().parse_args())
     document = to_its_end(run(options))
     publish(document, options.json, "ETS on SGLang at a real size", COLUMNS)
 
 
+def chosen(options: argparse.Namespace) -> argparse.Namespace:
+    """What is to run, ``--all`` and ``--dry-run`` spelt out."""
+    options.load |= options.all or options.dry_run
+    options.speculate |= options.all or options.dry_run
+    options.draft = (options.draft or options.all) and not options.dry_run
+    if options.dry_run:
+        vars(options).update(SMALLEST, device="cpu")
+    return options
+
+
 def _parser() -> BenchmarkParser:
-    parser = BenchmarkParser("sglang_gpu", __doc__, "python", quick="of --load, fewer searches")
+    parser = BenchmarkParser("sglang_gpu", __doc__, "python")
     parser.add_argument("--shape", choices=("sprig", *SHAPES), default="qwen2.5-1.5b")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--width", type=int, default=64)
@@ -242,6 +256,8 @@ def _parser() -> BenchmarkParser:
     parser.add_argument("--speculate", action="store_true", help="once more with early steps")
     parser.add_argument("--draft", action="store_true", help="once more with a draft model")
     parser.add_argument("--load", action="store_true", help="rounds, pools and rewards as well")
+    parser.add_argument("--all", action="store_true", help="all of these")
+    parser.add_argument("--dry-run", action="store_true", help="what runs on a CPU, and little")
     return parser
 
 

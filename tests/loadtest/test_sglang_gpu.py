@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.sglang_gpu import DEPTH, STEP_TOKENS, _parser, _servers, models_of
+from loadtest.sglang_gpu import DEPTH, STEP_TOKENS, _parser, _servers, chosen, models_of
 from models.bundled import SPRIG_FOLDER
 from runtime.embedded.model.config import ModelConfig
 from runtime.text import Text
@@ -52,3 +52,15 @@ def test_each_ways_flags_go_to_the_policy_alone(way: str, tmp_path: Path) -> Non
     assert ("--max-running-requests 16" in policy) is draft
     assert "speculative" not in prm
     assert "priority" not in prm
+
+
+def test_all_of_it_and_what_runs_on_a_cpu() -> None:
+    """One switch each; a draft needs a GPU."""
+    everything = chosen(_parser().parse_args(["--all"]))
+    assert (everything.speculate, everything.draft, everything.load) == (True, True, True)
+    assert (everything.device, everything.shape) == ("cuda", "qwen2.5-1.5b")
+    dry = chosen(_parser().parse_args(["--all", "--dry-run"]))
+    assert (dry.speculate, dry.draft, dry.load) == (True, False, True)
+    assert (dry.device, dry.shape, dry.limit) == ("cpu", "tiny", 2)
+    plain = chosen(_parser().parse_args([]))
+    assert (plain.speculate, plain.draft, plain.load) == (False, False, False)
