@@ -24,6 +24,7 @@ import os
 import time
 from dataclasses import replace
 from itertools import chain
+from pathlib import Path
 from typing import Any, get_args
 
 from loadtest.kv_plan import (
@@ -38,7 +39,7 @@ from loadtest.kv_plan import (
     cases_of,
 )
 from loadtest.kv_rows import COLUMNS, KvRun, row
-from loadtest.kv_run import KvSearches
+from loadtest.kv_run import KvSearches, options_of
 from loadtest.on_sglang import to_its_end
 from loadtest.options import BenchmarkParser, at_least, planned
 from loadtest.policy_events import event_us
@@ -71,6 +72,7 @@ async def measure(plan: KvPlan) -> list[dict[str, Any]]:
                     "parallel": case.spec.parallel,
                     "expansions": case.spec.expansions,
                     "seed": plan.seed,
+                    "signals": worth.theta.signals,
                 }
                 | found
                 | {"policy_us_p50": events.get(policy)}
@@ -106,8 +108,9 @@ async def _one(
 
 def main() -> None:
     """Print a table, or one JSON document with ``--json``."""
-    options = _parser().parse_args()
-    plan = _plan(options)
+    parser = _parser()
+    options = parser.parse_args()
+    plan = _plan(parser, options)
     start = time.monotonic()
     rows = to_its_end(measure(plan))
     document = {
@@ -134,14 +137,20 @@ def _parser() -> BenchmarkParser:
     )
     parser.add_argument("--split", choices=get_args(Split), help="whose questions; default test")
     parser.add_argument("--expansions", type=at_least(1), help="in place of S and L's")
+    parser.add_argument("--theta", type=Path, help="what arborkv values steps by")
     return parser
 
 
-def _plan(options: argparse.Namespace) -> KvPlan:
-    """The full or quick plan with what the options change."""
+def _plan(parser: BenchmarkParser, options: argparse.Namespace) -> KvPlan:
+    """The full or quick plan with what the options change; a wrong one ends the program."""
     plan = planned(QUICK if options.quick else KvPlan(), options)
     named = chain.from_iterable(GROUPS.get(name, (name,)) for name in plan.policies)
-    return replace(plan, policies=list(dict.fromkeys(named)))
+    plan = replace(plan, policies=list(dict.fromkeys(named)))
+    try:
+        options_of(plan)
+    except ValueError as error:
+        parser.error(f"--theta: {error}")
+    return plan
 
 
 if __name__ == "__main__":

@@ -32,8 +32,8 @@ class KvPlan:
     """What is measured: every policy at every budget on every search of every task.
 
     ``expansions``: in place of the configurations'; ``active``: no budget is below what full
-    retention's branches read at once, so that nothing waits for room; ``kept_in``: where searches
-    are kept.
+    retention's branches read at once, so that nothing waits for room; ``theta``: a file of
+    ``hedgerow calibrate``; ``kept_in``: where searches are kept.
     """
 
     tasks: Sequence[str] = ("blocksworld", "wordproblem")
@@ -47,6 +47,7 @@ class KvPlan:
     active: bool = False
     seed: int = 0
     threads: int = 0
+    theta: Path | None = None
     split: Split = "test"
     kept_in: Path | None = None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import hashlib
 import math
 import time
 from collections.abc import Sequence
@@ -26,22 +27,29 @@ from loadtest.token_eviction.token_eviction_policies import TOKEN_EVICTION
 from loadtest.token_eviction.token_eviction_run import run_token_eviction
 from runtime.embedded.choices import KvPolicy
 from runtime.embedded.fingerprint import fingerprint
+from runtime.embedded.options import EngineOptions
 
 RUN = TypeAdapter(KvRun)
+
+
+def options_of(plan: KvPlan) -> EngineOptions:
+    """Room for all. Raises ValueError for a ``theta`` that cannot be used."""
+    rooms = {"kv_tokens": ROOMY, "prm_kv_tokens": 2 * ROOMY}
+    return replace(SPRIG, **rooms, threads=plan.threads, kv_theta=plan.theta)
 
 
 class KvSearches:
     """Runs a plan's searches, one at a time, and keeps them in the plan's file if it names one."""
 
     def __init__(self, plan: KvPlan) -> None:
-        rooms = {"kv_tokens": ROOMY, "prm_kv_tokens": 2 * ROOMY}
-        options = replace(SPRIG, **rooms, threads=plan.threads)
+        options = options_of(plan)
         self.models = ModelsInProcess(options)
         token_eviction = any(name in TOKEN_EVICTION for name in plan.policies)
         self._paper = PathReader(options.policy) if token_eviction else None
         self._active = plan.active
         code = code_of(search, kvpolicy, runtime.embedded, loadtest.token_eviction)
-        made_by = f"{fingerprint(options, self.models.policy.attends)} {code}"
+        theta = plan.theta and hashlib.sha256(plan.theta.read_bytes()).hexdigest()[:16]
+        made_by = f"{fingerprint(options, self.models.policy.attends)} {code} {theta}"
         self._kept = KeptLines(plan.kept_in, made_by, RUN)
 
     async def run(

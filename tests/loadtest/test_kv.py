@@ -111,7 +111,8 @@ def test_events_are_timed_with_all_signals_read() -> None:
 
 def test_groups_stand_for_policies() -> None:
     """Each once, in order; floors are the paper's share of a task's longest step."""
-    assert _plan(_parser().parse_args(["--policy", "lru,paper,h2o"])).policies == [
+    parser = _parser()
+    assert _plan(parser, parser.parse_args(["--policy", "lru,paper,h2o"])).policies == [
         "lru",
         "extractive",
         "extractive_never",
@@ -131,6 +132,7 @@ def test_groups_stand_for_policies() -> None:
         (["--rho", "0"], "--rho: 0: must be values above 0"),
         (["--limit", "0"], "--limit: 0: must be at least 1"),
         (["--keep", "/nowhere/kept"], "--keep: /nowhere/kept: there is no folder /nowhere"),
+        (["--theta", "/nowhere"], "--theta: kv_theta: /nowhere: No such file or directory; a file"),
     ],
 )
 def test_a_wrong_switch_is_one_line(
