@@ -9,7 +9,8 @@ minutes on two cores, ``--quick`` 10. ``--stage`` runs some of them alone.
 - ``pairs``: random searches, each asked twice, of servers with other company and other settings;
 - ``kills``: searches while the engine is killed and stopped, and all of them again in peace;
 - ``disk``: no room for the file of trees;
-- ``wires``, ``openai_wires``: faults between the server and stubs of SGLang or of vLLM.
+- ``wires``, ``openai_wires``: faults between the server and stubs of SGLang or of vLLM, and
+  ``real_wires`` SGLang itself, where ``make sglang-env`` has been run.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from loadtest.hostile.history import Asked, StageHistory, checked
 from loadtest.hostile.leavers import checked_leavers, leavers
 from loadtest.hostile.searches import checked_disk, full_disk, killed, pairs
 from loadtest.hostile.wire import checked_wires, wires
+from loadtest.on_sglang import PYTHON
 from loadtest.options import BenchmarkParser, listed
 from loadtest.report import publish, say
 
@@ -42,6 +44,7 @@ STAGES: dict[str, tuple[Stage, Check, int, int]] = {
     "disk": (full_disk, checked_disk, 50, 10),
     "wires": (wires, checked_wires, 300, 30),
     "openai_wires": (partial(wires, engine="openai"), checked_wires, 300, 30),
+    "real_wires": (partial(wires, real=True), checked_wires, 30, 0),
     "kills": (killed, lambda history, _: checked(history), 300, 45),
     "pairs": (pairs, lambda history, _: checked(history), 1_050, 30),
 }
@@ -59,6 +62,8 @@ def measure(folder: Path, names: list[str], quick: bool) -> list[dict[str, Any]]
     for name in names:
         stage, check, full, few = STAGES[name]
         count = few if quick else full
+        if not count or (name == "real_wires" and not PYTHON.is_file()):
+            continue
         say(f"{name}: {count}")
         begun, kept = time.monotonic(), StageHistory(folder, name)
         history = stage(kept, count)

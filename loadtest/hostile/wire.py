@@ -1,11 +1,13 @@
-"""Faults on the wires between a server and stubs of SGLang or of vLLM, which run its models."""
+"""Faults on the wires between a server and those that run its models: stubs of SGLang or of vLLM,
+or SGLang itself."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -16,6 +18,7 @@ from loadtest.hostile.rest import held, more
 from loadtest.hostile.searches import in_company
 from loadtest.hostile.sglang_stub import Stub
 from loadtest.hostile.toxics import Proxy, listening
+from loadtest.on_sglang import PYTHON, policy_server, reward_server, started
 from loadtest.served import Served
 from models.bundled import SPRIG_FOLDER
 from runtime.text import Text
@@ -27,24 +30,26 @@ SHARE = 0.1
 STALL_SECONDS = 2.0
 SILENCE = 4.0
 """Longer than a server waits that counts one as lost which stands still."""
+KV_TOKENS = 20_000
 
 
-async def _faulty(engine: str, numbers: Sequence[int], kept: StageHistory) -> list[Asked]:
-    """Searches over wires that fail to stubs of an engine's servers, then again over whole ones."""
-    kind = CompletionsStub if engine == "openai" else Stub
-    stub = kind.of(Text(SPRIG_FOLDER / "policy"))
+async def _faulty(
+    engine: str,
+    policies: Sequence[int],
+    rewards: Sequence[int],
+    numbers: Sequence[int],
+    kept: StageHistory,
+) -> list[Asked]:
+    """Searches over wires that fail, then again over whole ones; the servers by their ports."""
     async with AsyncExitStack() as stack:
-        servers = [listening(stub.answer) for _ in range(REPLICAS + 1)]
-        wires = [
-            Proxy(await stack.enter_async_context(server), silence=SILENCE) for server in servers
-        ]
+        wires = [Proxy(port, silence=SILENCE) for port in (*policies, *rewards)]
         ports = [await stack.enter_async_context(listening(wire.connection)) for wire in wires]
         urls = [f"http://127.0.0.1:{port}" for port in ports]
         served = await asyncio.to_thread(
             Served,
             engine=engine,
-            policy_urls=",".join(urls[:REPLICAS]),
-            reward_urls=urls[REPLICAS],
+            policy_urls=",".join(urls[: len(policies)]),
+            reward_urls=",".join(urls[len(policies) :]),
             stall_seconds=STALL_SECONDS,
         )
         try:
@@ -63,9 +68,41 @@ async def _faulty(engine: str, numbers: Sequence[int], kept: StageHistory) -> li
     return found + again
 
 
-def wires(kept: StageHistory, count: int, engine: str = "sglang") -> list[Asked]:
+@asynccontextmanager
+async def _stubs(engine: str) -> AsyncIterator[tuple[list[int], list[int]]]:
+    """Ports of stubs of the policy's servers and of the reward model's."""
+    kind = CompletionsStub if engine == "openai" else Stub
+    stub = kind.of(Text(SPRIG_FOLDER / "policy"))
+    async with AsyncExitStack() as stack:
+        made = [listening(stub.answer) for _ in range(REPLICAS + 1)]
+        ports = [await stack.enter_async_context(each) for each in made]
+        yield ports[:REPLICAS], ports[REPLICAS:]
+
+
+@asynccontextmanager
+async def _real() -> AsyncIterator[tuple[list[int], list[int]]]:
+    """Ports of real servers of the bundled models, on this machine's cores."""
+    policies = [policy_server(PYTHON, "lru", KV_TOKENS)]
+    rewards = [reward_server(PYTHON, KV_TOKENS)]
+    async with started([*policies, *rewards]):
+        yield (
+            [int(server.url.rpartition(":")[2]) for server in policies],
+            [int(server.url.rpartition(":")[2]) for server in rewards],
+        )
+
+
+def wires(
+    kept: StageHistory, count: int, engine: str = "sglang", *, real: bool = False
+) -> list[Asked]:
     """So many searches, each over faults and again in peace."""
-    return kept.once(lambda: asyncio.run(_faulty(engine, range(count), kept)))
+
+    async def run() -> list[Asked]:
+        async with _real() if real else _stubs(engine) as (policies, rewards):
+            found = await _faulty(engine, policies, rewards, range(count), kept)
+        # its arithmetic follows the batch, and with it the last digits of a reward
+        return [replace(one, digest="") for one in found] if real else found
+
+    return kept.once(lambda: asyncio.run(run()))
 
 
 def checked_wires(history: Sequence[Asked], facts: dict[str, Any]) -> dict[str, Any]:
