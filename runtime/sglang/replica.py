@@ -19,7 +19,7 @@ from runtime.servers.server_metrics import ServerMetrics
 from runtime.sglang.expected_server import PROBE, ExpectedServer, ServerInfo, changes
 from runtime.sglang.request_priority import EARLY_PRIORITY
 from runtime.sglang.sent_again import SentAgain
-from runtime.sglang.server_metrics import parse_metrics
+from runtime.sglang.sglang_metrics import parse_metrics
 from search.engine import EngineDown, EngineError
 
 log = logging.getLogger(__name__)

@@ -29,8 +29,8 @@ from runtime.sglang import launched_server
 from runtime.sglang.launched_server import BY_PREFIX, BY_PRIORITY, LaunchOptions
 from runtime.sglang.plugin_notes import PluginNotes
 from runtime.sglang.replica import Replica
-from runtime.sglang.server_metrics import parse_metrics
 from runtime.sglang.sglang_engine import SglangEngine
+from runtime.sglang.sglang_metrics import parse_metrics
 from runtime.sglang.sglang_options import SglangOptions
 from runtime.sglang.step_request import StepRequest, forked_prefixes
 from runtime.stop_strings import StopStringTables

@@ -24,7 +24,7 @@ from models.bundled import SPRIG_FOLDER
 from models.tasks import TASKS
 from runtime.sglang.launched_server import LaunchedServer as Sglang
 from runtime.sglang.launched_server import LaunchOptions
-from runtime.sglang.server_metrics import parse_metrics
+from runtime.sglang.sglang_metrics import parse_metrics
 from tests.deploy.front_ends import (
     LONG,
     SEARCH,
