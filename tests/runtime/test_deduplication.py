@@ -157,9 +157,9 @@ def test_along_the_drafts_of_another_by_hand() -> None:
     kv_tokens=st.sampled_from([65, 90, 130, 4000]),
     draft_kv_tokens=st.sampled_from([65, 130, 4000]),
     wrong=st.sampled_from([1, 2, 4, 10**9]),
-    tokens=st.sampled_from([0, 1, 3, 7]),
+    draft_tokens=st.sampled_from([0, 1, 3, 7]),
     k_config=st.sampled_from([(), (2, 2, 1), (3, 2)]),
-    serial=st.booleans(),
+    draft=st.sampled_from(["serial", "scheduled"]),
     verify_batch=st.integers(0, 3),
     seed=st.integers(0, 3),
 )
