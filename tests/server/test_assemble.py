@@ -76,9 +76,12 @@ def test_embedding_costs_the_layers_that_are_read() -> None:
 
 def test_the_server_starts_without_what_it_does_not_need() -> None:
     """torch is for the engine's process, the others for those who ask for them: each costs a start
-    its seconds and its memory."""
+    its seconds and its memory. Nor does finding out about a model and a GPU need them."""
     heavy = {"torch", "transformers", "opentelemetry.sdk", "matplotlib", "math_verify"}
-    code = f"import sys, server.assemble; print(*sorted({heavy} & set(sys.modules)))"
+    code = (
+        "import sys, server.assemble; from server.settings import load_settings; "
+        f"load_settings({{}}, policy_model='a/b'); print(*sorted({heavy} & set(sys.modules)))"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""
 

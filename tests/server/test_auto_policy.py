@@ -123,6 +123,7 @@ async def test_without_a_file_auto_suits_what_judges_steps(
     ("effort", "tuned", "plain"),
     [
         ("none", None, None),
+        ("minimal", None, None),
         ("low", ("self_consistency", 3), ("ets", 4)),
         ("medium", ("ets", 16), ("ets", 16)),
         ("high", ("rebase", 24), ("ets", 64)),

@@ -169,20 +169,6 @@ async def test_temperature_shapes_a_plain_completion_only(
     assert {s.temperature for s in engine.samplings} == {0.7}
 
 
-@pytest.mark.parametrize(
-    ("effort", "width"),
-    [("none", None), ("minimal", None), ("low", 4), ("medium", 16), ("high", 64)],
-)
-async def test_reasoning_effort_picks_a_width(
-    openai: AsyncOpenAI, effort: str, width: int | None
-) -> None:
-    """Effort is a search by ets; none and minimal are plain."""
-    done = await chat(openai, reasoning_effort=effort)
-    found = (done.model_extra or {}).get("search")
-    picked = found and (found["policy"], found["width"])
-    assert picked == (width and ("ets", width))
-
-
 async def test_an_alias_searches_and_the_field_wins(openai: AsyncOpenAI) -> None:
     """``sprig:beam-4`` is a search; what ``search`` says explicitly overrides it."""
     listed = [model.id async for model in openai.models.list()]

@@ -125,13 +125,6 @@ async def test_prompts_may_be_token_ids(openai: AsyncOpenAI, engine: ScriptedEng
     assert texts[0] == texts[1]
 
 
-async def test_a_text_completion_can_be_searched(openai: AsyncOpenAI) -> None:
-    """By field or by alias."""
-    done = await openai.completions.create(model="sprig:beam-4", prompt="?", seed=1)
-    assert search_of(done)["width"] == 4
-    assert done.choices[0].text.endswith(".")
-
-
 @pytest.mark.parametrize(
     ("change", "param"),
     [

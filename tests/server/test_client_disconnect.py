@@ -130,8 +130,3 @@ async def test_shutdown_lets_go_of_everything(app: FastAPI, engine: ScriptedEngi
     await app.state.service.runner.close()
     await asyncio.gather(*(call.task for call in calls))
     assert not engine.live
-
-
-def test_settings_are_the_defaults(settings: Settings) -> None:
-    """These tests run with what a user gets."""
-    assert settings == Settings()

@@ -170,12 +170,15 @@ def test_a_folder_is_whole_with_all_parts_of_its_weights(tmp_path: Path) -> None
 def test_a_bundled_models_files_are_made_at_a_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It keeps its name; what cannot be made is one line."""
+    """Until then it is its name, of which no more is known than of any model; it keeps it."""
     made = BundledModel(lambda: tmp_path, profile="qwen")
     for place in ("bundled", "setting_types", "model_settings", "model_download"):
         module = f"models.{place}" if place == "bundled" else f"server.{place}"
         monkeypatch.setattr(f"{module}.BUNDLED_MODELS", BUNDLED_MODELS | {"twig": made})
-    ready = with_models(load_settings({}, policy_model="twig"))
+    named = load_settings({}, policy_model="twig")
+    assert (named.policy_model, named.model, named.engine) == (Path("twig"), "twig", "embedded")
+    assert (named.reward_model, named.reward_format) == (None, "none")
+    ready = with_models(named)
     assert (ready.policy_model, ready.model, ready.profile) == (tmp_path, "twig", "qwen")
     assert ready.engine == "embedded"
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from models.bundled import BUNDLED_MODELS, SPRIG_FOLDER, BundledModel
+from models.bundled import SPRIG_FOLDER
 from models.catalog import hub_name, names_of, public_policies, public_reward_models
 from runtime.profiles import PROFILES
 from runtime.reward_format import REWARD_FORMATS
@@ -54,18 +53,6 @@ def test_the_bundled_model_brings_what_belongs_to_it() -> None:
             *("sprig", "sprig", "math-shepherd"),
         )
         assert (found.engine, found.draft_model) == ("embedded", SPRIG_FOLDER / "draft")
-
-
-def test_a_bundled_model_is_a_row(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """One whose files are made at a start is its name until then."""
-    more = {"twig": BundledModel(lambda: tmp_path)}
-    monkeypatch.setattr("models.bundled.BUNDLED_MODELS", BUNDLED_MODELS | more)
-    monkeypatch.setattr("server.setting_types.BUNDLED_MODELS", BUNDLED_MODELS | more)
-    monkeypatch.setattr("server.model_settings.BUNDLED_MODELS", BUNDLED_MODELS | more)
-    found = load_settings({}, policy_model="twig")
-    assert (found.policy_model, found.reward_model) == (Path("twig"), None)
-    assert (found.model, found.profile, found.reward_format) == ("twig", "chat", "none")
-    assert found.engine == "embedded"
 
 
 def test_of_any_other_model_nothing_is_assumed(tmp_path: Path) -> None:
@@ -211,16 +198,3 @@ def test_free_memory_is_the_machines_or_what_a_container_has_left(
     assert machine.free_memory() == 2500
     (tmp_path / "memory.max").write_text("max\n")
     assert machine.free_memory() == 4096
-
-
-def test_finding_a_gpu_needs_no_torch() -> None:
-    """Nor does resolving a model: ``hedgerow --help`` and ``config check`` stay quick."""
-    code = (
-        "import sys; from server.settings import load_settings; "
-        "load_settings({}, policy_model='a/b'); "
-        "print(*{'torch', 'transformers'} & set(sys.modules))"
-    )
-    done = subprocess.run(
-        [machine.sys.executable, "-c", code], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.strip() == ""

@@ -93,22 +93,6 @@ async def test_a_deadline_ends_a_reply_where_it_is(pieces: int) -> None:
     assert "".join(told) == reply.text
 
 
-def test_first_stop_by_hand() -> None:
-    """The earliest occurrence of any of the strings."""
-    assert first_stop("abcabc", ("ca", "b")) == 1
-    assert first_stop("abcabc", ("x",)) is None
-    assert first_stop("abc", ()) is None
-
-
-@pytest.mark.parametrize(
-    ("text", "stop", "held"),
-    [("abc", ("cd",), 1), ("ab\n", ("\n\n",), 1), ("abc", ("bcd", "cx"), 2), ("abc", ("x",), 0)],
-)
-def test_held_back_by_hand(text: str, stop: tuple[str, ...], held: int) -> None:
-    """As many characters as may be the beginning of a stop string."""
-    assert held_back(text, stop) == held
-
-
 @given(
     st.lists(st.text("ab\n", max_size=9), max_size=6),
     st.lists(st.text("ab\n", min_size=1, max_size=6), max_size=4).map(tuple),

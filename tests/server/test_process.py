@@ -105,24 +105,6 @@ def test_the_openai_client_searches(server: Server) -> None:
     assert first["stats"]["finished"] <= 2
 
 
-def test_a_plain_stream_and_a_plain_reply_say_the_same(server: Server) -> None:
-    """Same seed, streamed or not."""
-    client = OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0)
-    whole = client.chat.completions.create(
-        model="sprig", messages=[{"role": "user", "content": QUESTION}], seed=3, max_tokens=40
-    )
-    stream = client.chat.completions.create(
-        model="sprig",
-        messages=[{"role": "user", "content": QUESTION}],
-        seed=3,
-        max_tokens=40,
-        stream=True,
-    )
-    parts = [c.choices[0].delta.content or "" for c in stream]
-    assert "".join(parts) == whole.choices[0].message.content
-    assert sum(map(bool, parts)) > 1
-
-
 def test_health_stays_quick_while_the_engine_works(http: httpx2.Client) -> None:
     """Health, readiness and metrics answer while a wide search is under way."""
     body = SEARCH | {"search": {"width": 256}, "stream": True}
