@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -194,15 +193,6 @@ async def test_several_seeds_are_their_runs_together() -> None:
         assert first["tree_digest"] != second["tree_digest"]
 
 
-async def test_every_search_finishes_its_width() -> None:
-    """Exactly n trajectories, whatever the policy: nothing is padded and nothing is left over."""
-    trials: list[Trial] = []
-    engine = ScriptedEngine(say=lambda b: f"The answer is {b.child}.")
-    await evaluate(wanted((1, 4, 9)), [engine], PlainText(), done=trials.append)
-    assert len(trials) == 8 * 6
-    assert all(t.outcome.stats.finished == t.outcome.spec.width for t in trials)
-
-
 def test_item_seeds_differ_by_question_and_seed_and_fit() -> None:
     """One seed a question, the same for all policies; within the range a spec takes."""
     seeds = {item_seed(seed, question) for seed in range(4) for question in "abcd"}
@@ -234,13 +224,6 @@ def test_engines_share_the_cores(
     monkeypatch.setattr("os.cpu_count", lambda: 4)
     each = side_by_side(Settings(**said), asked)
     assert [one.threads for one in each] == [threads] * engines
-
-
-def test_a_plot_is_drawn(tmp_path: Path) -> None:
-    """The suffix gives the format."""
-    rows = asyncio.run(evaluate(wanted(), [ScriptedEngine()], PlainText()))
-    plot(rows, tmp_path / "accuracy.png")
-    assert (tmp_path / "accuracy.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_plot_is_fit_for_print(tmp_path: Path) -> None:

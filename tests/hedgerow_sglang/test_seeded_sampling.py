@@ -68,19 +68,6 @@ def test_a_token_is_the_embedded_engines(
     assert ours.tolist() == theirs.tokens.tolist()
 
 
-def test_a_row_does_not_depend_on_its_neighbours() -> None:
-    """Greedy, truncated and plain rows in one batch: each draws what it draws alone."""
-    seeds, top_ps, top_ks = [3, 4, 5], [1.0, 0.5, 1.0], [1, EVERY, EVERY]
-    probs = torch.softmax(torch.from_numpy(rows_of(0, 3)), -1)
-    together = sample(probs, info(seeds, top_ps, top_ks), torch.tensor([7, 8, 9]))
-    alone = [
-        sample(probs[[i]], info([seeds[i]], [top_ps[i]], [top_ks[i]]), torch.tensor([7 + i])).item()
-        for i in range(3)
-    ]
-    assert together.tolist() == alone
-    assert alone[0] == probs[0].argmax().item()
-
-
 def test_what_may_be_drawn_by_hand() -> None:
     """0.4 and 0.3 reach 0.7 and no third is kept; min-p 0.5 asks for 0.2; equals go by id."""
     probs = torch.tensor([[0.1, 0.3, 0.4, 0.2]] * 3 + [[0.25] * 4], dtype=torch.float64)

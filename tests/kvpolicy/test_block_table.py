@@ -39,13 +39,6 @@ def test_one_budget_over_all_trees_by_hand() -> None:
     assert not kept_tokens(two_trees(), 15)["oak"].any()
 
 
-def test_a_budget_below_the_active_paths_is_refused_with_both_sizes() -> None:
-    """The caller runs them in waves then."""
-    with pytest.raises(Infeasible, match=r"budget: 14 tokens; active paths need 15") as refused:
-        kept_tokens(two_trees(), 14)
-    assert (refused.value.needed, refused.value.budget) == (15, 14)
-
-
 def test_ranks_put_the_path_last_and_the_later_tree_first() -> None:
     """Off the path by weight; on it, or at equal weights, the later tree and the higher id go."""
     table = two_trees()

@@ -1,4 +1,4 @@
-"""Equation (2) as an order, and what a budget keeps."""
+"""Equation (2) as an order."""
 
 from __future__ import annotations
 
@@ -6,11 +6,8 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from kvpolicy.eviction_order import EvictionParams, eviction_weights, static_weight
-from tests.kvpolicy.pressure import keep_within
 
 
 def ids(*numbers: int) -> np.ndarray:
@@ -25,33 +22,6 @@ def test_equation_two_by_hand() -> None:
     weights = eviction_weights(static_weights, np.array([False, True]), ids(2, 2), params)
     on_path = 0.64 * math.exp(-0.3) * math.exp(-0.6)
     assert weights == pytest.approx([on_path, on_path / 2])
-
-
-def test_a_budget_keeps_whole_blocks_in_order_and_cuts_the_last() -> None:
-    """Weights 0.2, 0.9, 0.5 and 10 tokens each: 14 tokens are all of the second, 4 of the third."""
-    kept = keep_within(ids(10, 10, 10), np.array([0.2, 0.9, 0.5]), 14)
-    assert kept.tolist() == [0, 10, 4]
-
-
-def test_equal_weights_keep_the_lower_index() -> None:
-    """Ties go to the lower id, so parents stay before children of the same weight."""
-    assert keep_within(ids(3, 3, 3), np.array([0.5, 0.5, 0.5]), 4).tolist() == [3, 1, 0]
-
-
-@given(
-    blocks=st.lists(st.tuples(st.integers(1, 20), st.sampled_from([0.1, 0.5, 0.9])), max_size=20),
-    budget=st.integers(0, 200),
-    more=st.integers(0, 50),
-)
-def test_budgets_are_used_and_never_exceeded_and_larger_ones_keep_a_superset(
-    blocks: list[tuple[int, float]], budget: int, more: int
-) -> None:
-    """What is kept adds up to the budget, or to everything."""
-    tokens = ids(*(size for size, _ in blocks))
-    weight = np.array([w for _, w in blocks])
-    kept = keep_within(tokens, weight, budget)
-    assert kept.sum() == min(budget, tokens.sum())
-    assert np.all(keep_within(tokens, weight, budget + more) >= kept)
 
 
 def test_params_may_be_as_large_or_small_as_their_ranges_say() -> None:

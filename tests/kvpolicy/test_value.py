@@ -144,11 +144,6 @@ def test_a_theta_file_comes_back_as_it_was(tmp_path: Path) -> None:
     assert load_theta(tmp_path / "theta.json") == THETA
 
 
-def test_the_file_that_other_tests_read_all_signals_by_is_the_starting_one() -> None:
-    """It stands beside this test."""
-    assert load_theta(Path(__file__).with_name("all_signals.json")) == UNFITTED
-
-
 @pytest.mark.parametrize(
     ("change", "named"),
     [

@@ -13,7 +13,6 @@ from runtime.checkpoint import Checkpoint, check_weights, outputs_of_class, read
 from runtime.embedded.model.config import ModelConfig, UnsupportedModel
 from runtime.embedded.model.layers import tensor_reader
 from runtime.text import Text
-from tests.runtime.test_reward_models import CASES
 from tests.runtime.tiny_models import make_checkpoint, make_tokenizer
 
 SIZES = {
@@ -118,12 +117,6 @@ def test_a_folder_without_a_tokenizer_is_named(tmp_path: Path) -> None:
 def test_a_classs_outputs(architecture: str, config: dict[str, Any], outputs: int | None) -> None:
     """A language model gives its hidden state."""
     assert outputs_of_class(architecture, config) == outputs
-
-
-@pytest.mark.parametrize(("form", "outputs"), [("qwen2.5-math-prm", 2), ("skywork", 1)])
-def test_a_heads_outputs_are_its_tensors(form: str, outputs: int, tmp_path: Path) -> None:
-    """By the files' headers: no tensor is loaded."""
-    assert Checkpoint.of(CASES[form].make(tmp_path)).head_outputs() == outputs
 
 
 def test_two_folders_of_one_model(tmp_path: Path) -> None:

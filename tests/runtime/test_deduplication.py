@@ -93,19 +93,6 @@ def test_whole_searches_are_the_same_with_and_without() -> None:
     assert rows[1] < rows[0]
 
 
-def test_an_abort_takes_the_followers_along() -> None:
-    """In the middle of a round, with sequences that several follow."""
-    engine, _ = scheduler()
-    engine.expand(1, "oak", children(PROMPT, 2 * ALIKE), SAMPLING)
-    engine.step()
-    engine.step()
-    assert len(engine.batch.sequences) < engine.running
-    assert engine.abort("oak") == [1]
-    engine.release("oak")
-    assert (engine.running, engine.waiting, engine.cache.active_tokens) == (0, 0, 0)
-    engine.cache.check()
-
-
 def test_a_split_by_hand() -> None:
     """Of five that follow, two draw 7, one draws 9, two end their step with 0."""
     call = ExpandCall(1, 1, "oak", SAMPLING, stops=None, steps=[])  # type: ignore[arg-type]

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from loadtest.reference_engine import ReferenceEngine, ReferenceOptions
-from models.catalog import public_reward_model
 from runtime.embedded.embedded_engine import EmbeddedEngine
 from runtime.embedded.options import EngineOptions
 from search.controller import search
@@ -38,13 +37,6 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def options(folders: tuple[Path, Path], form: str = FORMAT) -> EngineOptions:
     """One thread, room for all."""
     return EngineOptions(*folders, form, prm_kv_tokens=4000, batch_limit=8, threads=1)
-
-
-def test_its_class_tells_its_format(folders: tuple[Path, Path]) -> None:
-    """By whatever name a checkpoint goes."""
-    row = public_reward_model(folders[1])
-    assert row is not None
-    assert row.format == FORMAT
 
 
 @pytest.mark.promise(

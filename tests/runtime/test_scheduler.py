@@ -118,36 +118,6 @@ def test_pruned_steps_are_freed_at_once() -> None:
     engine.cache.check()
 
 
-def test_a_released_tree_leaves_its_prompt() -> None:
-    """What stays cached is the prompt, evictable; a tree that was never here costs nothing."""
-    engine, _ = scheduler()
-    Grower(engine).grow({"oak": PROMPTS["tree0"]}, 3, 4)
-    account = engine.release("oak")
-    assert account is not None
-    assert account.kv_tokens_peak > len(PROMPTS["tree0"])
-    assert engine.cache.active_tokens == 0
-    assert engine.cache.cached_tokens == len(PROMPTS["tree0"])
-    assert engine.release("elm") is None
-    engine.cache.check()
-
-
-@pytest.mark.parametrize("iterations", [0, 1, 2, 5])
-def test_abort_frees_wherever_the_tree_is(iterations: int) -> None:
-    """Waiting, prefilling or decoding: an aborted tree holds nothing, the other goes on."""
-    engine, _ = scheduler(batch_limit=9)
-    branches = {tree: children(PROMPTS[tree], 8) for tree in ("tree1", "tree2")}
-    engine.expand(1, "tree1", branches["tree1"], SAMPLING)
-    engine.expand(2, "tree2", branches["tree2"], SAMPLING)
-    answers = {drawn.call: drawn.steps for _ in range(iterations) for drawn in engine.step()}
-    assert engine.abort("tree1") == [1]
-    engine.release("tree1")
-    engine.cache.check()
-    assert engine.cache.tokens_of("tree1") == 0
-    answers |= finish(engine)
-    assert list(answers) == [2]
-    assert answers[2] == [naive_step(b, SAMPLING) for b in branches["tree2"]]
-
-
 def test_a_branch_that_can_never_fit_is_refused_with_both_sizes() -> None:
     """The prefix and the room are named, and nothing is left behind."""
     engine, _ = scheduler(kv_tokens=30)

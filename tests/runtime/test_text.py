@@ -116,12 +116,6 @@ def test_one_token_or_none(byte_level: Text) -> None:
     assert byte_level.token("++") is None
 
 
-def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
-    """The error names the folder."""
-    with pytest.raises(ValueError, match=r"checkpoint: .*; a folder with a config.json"):
-        Text(tmp_path)
-
-
 def test_profiles_are_filed_under_their_names() -> None:
     """And every one can end a step."""
     assert all(name == p.name and p.delimiter for name, p in PROFILES.items())

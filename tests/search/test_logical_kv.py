@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from search.stats import LogicalKV
 from search.tree import Finish, Tree
-from tests.search.trees import STEP, drawn
 
 
 def kv_of(tree: Tree) -> LogicalKV:
@@ -16,23 +15,6 @@ def kv_of(tree: Tree) -> LogicalKV:
     for node in tree.nodes[1:]:
         kv.add(node)
     return kv
-
-
-def test_worked_by_hand() -> None:
-    """abc, abd and a twin of abc share ab; below abd hangs ef."""
-    steps = ("abc", "abd", "abc")
-    tree = drawn(*((0, s, STEP, None) for s in steps), (2, "ef", STEP, None))
-    kv = kv_of(tree)
-    assert kv.tokens([]) == 1  # the prompt
-    assert kv.tokens([1]) == kv.tokens([1, 3]) == 1 + 3
-    assert kv.tokens([1, 2]) == 1 + 2 + 1 + 1
-    assert kv.tokens([1, 3, 4]) == 1 + 2 + 1 + 1 + 2
-
-
-def test_how_a_path_is_cut_into_steps_does_not_count() -> None:
-    """ab then c holds what abc holds."""
-    tree = drawn((0, "abc", STEP, None), (0, "ab", STEP, None), (2, "c", STEP, None))
-    assert kv_of(tree).tokens([1, 3]) == 1 + 3
 
 
 @given(

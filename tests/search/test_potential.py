@@ -16,12 +16,6 @@ def test_four_bins_by_hand() -> None:
     assert potentials(rewards, 4) == [4, 4, 3, 3, 2, 1, 1]
 
 
-def test_equal_rewards_are_all_at_the_top() -> None:
-    """Nothing tells them apart."""
-    assert potentials([0.5, 0.5, 0.5], 3) == [3, 3, 3]
-    assert potentials([0.5], 2) == [2]
-
-
 def test_without_a_reward_one_child() -> None:
     """The children of the root, and policies that score nothing."""
     assert potentials([None, None], 8) == [1, 1]

@@ -29,7 +29,6 @@ from runtime.sglang import launched_server
 from runtime.sglang.launched_server import BY_PREFIX, BY_PRIORITY, LaunchOptions
 from runtime.sglang.plugin_notes import PluginNotes
 from runtime.sglang.replica import Replica
-from runtime.sglang.sglang_engine import SglangEngine
 from runtime.sglang.sglang_metrics import parse_metrics
 from runtime.sglang.sglang_options import SglangOptions
 from runtime.sglang.step_request import StepRequest, forked_prefixes
@@ -155,23 +154,6 @@ async def test_searches_share_their_servers_fairly() -> None:
     with pytest.raises(EngineDown, match="no policy server answers"):
         fleet.place("t0", (1, 2, 3))
     await fleet.close()
-
-
-async def test_a_router_is_refused_at_start() -> None:
-    """It passes requests on, but has no ``/server_info``: it is no server of a search's own."""
-
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n")
-        writer.close()
-
-    async with await asyncio.start_server(answer, "127.0.0.1", 0) as router:
-        url = f"http://127.0.0.1:{router.sockets[0].getsockname()[1]}"
-        options = SglangOptions(SPRIG_FOLDER / "policy", (url,), reward_format="none")
-        with pytest.raises(
-            ValueError, match=f"policy_urls: {url}: no SGLang server, .* not a router"
-        ):
-            await SglangEngine.start(options)
 
 
 def test_request_costs_by_hand() -> None:
