@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
 from functools import wraps
 from itertools import pairwise
@@ -140,6 +140,16 @@ async def http(app: FastAPI) -> AsyncIterator[httpx2.AsyncClient]:
         yield client
 
 
+async def refusal(
+    http: httpx2.AsyncClient, path: str, body: dict[str, Any], status: int = 400
+) -> dict[str, Any]:
+    """The error that a request gets, in OpenAI's shape."""
+    headers = {"content-type": "application/json"}
+    answer = await http.post(path, content=json.dumps(body), headers=headers)
+    assert answer.status_code == status, answer.text
+    return answer.json()["error"]
+
+
 @pytest.fixture
 def openai(http: httpx2.AsyncClient) -> AsyncOpenAI:
     """The real client of OpenAI's package, which retries nothing here."""
@@ -158,6 +168,16 @@ async def chunks(openai: AsyncOpenAI, **asked: Any) -> list[ChatCompletionChunk]
     create = openai.chat.completions.create
     stream = await create(model="sprig", messages=question(), stream=True, extra_body=asked)
     return [chunk async for chunk in stream]
+
+
+def joined(stream: Iterable[Any]) -> dict[int, str]:
+    """What the chunks of a chat or of text completions add up to, by choice."""
+    texts: dict[int, str] = {}
+    for chunk in stream:
+        for choice in chunk.choices:
+            said = choice.text if hasattr(choice, "text") else choice.delta.content
+            texts[choice.index] = texts.get(choice.index, "") + (said or "")
+    return texts
 
 
 def search_of(done: BaseModel) -> dict[str, Any]:

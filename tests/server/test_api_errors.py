@@ -14,7 +14,7 @@ from openai import AsyncOpenAI
 from search.engine import EngineError, RewardMissing
 from server.request_models import ChatRequest
 from tests.search.scripted_engine import ScriptedEngine
-from tests.server.conftest import chat, question
+from tests.server.conftest import chat, question, refusal
 
 CHAT = "/v1/chat/completions"
 GOOD: dict[str, Any] = {"model": "sprig", "messages": question()}
@@ -176,9 +176,8 @@ async def test_a_prompt_over_the_context_is_refused(
 ) -> None:
     """Clients look for the code and for the words "maximum context length"."""
     engine.context_tokens = 10
-    answer = await http.post(CHAT, json=GOOD | extra)
-    error = answer.json()["error"]
-    assert (answer.status_code, error["code"]) == (400, "context_length_exceeded")
+    error = await refusal(http, CHAT, GOOD | extra)
+    assert error["code"] == "context_length_exceeded"
     assert "maximum context length is 10 tokens" in error["message"]
 
 
@@ -209,9 +208,8 @@ async def test_a_deadline_before_anything_finished_is_504_and_not_to_be_retried(
 
 async def test_a_budget_that_nothing_fits_in_is_said(http: httpx2.AsyncClient) -> None:
     """With no finished trajectory there is no reply to send; the reason is named."""
-    answer = await http.post(CHAT, json=GOOD | {"search": {"width": 2, "max_tokens": 1}})
-    assert answer.status_code == 504
-    assert "max_tokens" in answer.json()["error"]["message"]
+    error = await refusal(http, CHAT, GOOD | {"search": {"width": 2, "max_tokens": 1}}, 504)
+    assert "max_tokens" in error["message"]
 
 
 @pytest.mark.parametrize(
@@ -271,9 +269,8 @@ async def test_a_search_that_needs_rewards_is_refused_without_a_reward_model(
 ) -> None:
     """The field to change is named; self_consistency still works."""
     engine.scores = False
-    answer = await http.post(CHAT, json=GOOD | {"search": {"policy": "rebase", "width": 2}})
-    assert answer.status_code == 400
-    assert answer.json()["error"]["param"] == "search.policy"
+    error = await refusal(http, CHAT, GOOD | {"search": {"policy": "rebase", "width": 2}})
+    assert error["param"] == "search.policy"
     answer = await http.post(CHAT, json=GOOD | {"search": {"policy": "self_consistency"}})
     assert answer.status_code == 200
 
@@ -307,9 +304,8 @@ async def test_bodies_hold_so_many_values(
     http: httpx2.AsyncClient, unknown: list[int], allowed: str
 ) -> None:
     """More than any request has are refused before they are parsed; text may hold what it likes."""
-    answer = await http.post(CHAT, json=GOOD | {"unknown": unknown})
-    assert answer.status_code == 413
-    assert allowed in answer.json()["error"]["message"]
+    error = await refusal(http, CHAT, GOOD | {"unknown": unknown}, 413)
+    assert allowed in error["message"]
     answer = await http.post(CHAT, json=GOOD | {"unknown": json.dumps(unknown)})
     assert answer.status_code == 200
 

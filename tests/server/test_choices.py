@@ -11,7 +11,7 @@ from openai import AsyncOpenAI
 from search.tree import ROOT
 from server.reply_text import answer_of
 from tests.search.scripted_engine import ScriptedEngine, babble
-from tests.server.conftest import chat, chunks, saying, search_of
+from tests.server.conftest import chat, chunks, joined, refusal, saying, search_of
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -25,11 +25,7 @@ async def test_n_of_a_search_is_its_best_distinct_answers(
     assert len(votes) > 2
     for n in (2, 16):
         if stream:
-            texts: dict[int, str] = {}
-            for chunk in await chunks(openai, n=n, **body):
-                for choice in chunk.choices:
-                    texts[choice.index] = texts.get(choice.index, "") + (choice.delta.content or "")
-            replies = list(texts.values())
+            replies = list(joined(await chunks(openai, n=n, **body)).values())
         else:
             done = await chat(openai, n=n, **body)
             assert [choice.index for choice in done.choices] == list(range(len(done.choices)))
@@ -50,11 +46,7 @@ async def test_n_of_a_plain_reply_is_n_draws(openai: AsyncOpenAI, engine: Script
     assert one.usage is not None
     assert many.usage.prompt_tokens == one.usage.prompt_tokens
     assert many.usage.completion_tokens > one.usage.completion_tokens
-    streamed: dict[int, str] = {}
-    for chunk in await chunks(openai, seed=4, n=5):
-        for choice in chunk.choices:
-            streamed[choice.index] = streamed.get(choice.index, "") + (choice.delta.content or "")
-    assert [streamed[i] for i in range(5)] == texts
+    assert joined(await chunks(openai, seed=4, n=5)) == dict(enumerate(texts))
     assert not engine.live
     assert max(len(branches) for branches in engine.expanded) == 5
 
@@ -101,12 +93,8 @@ async def test_text_completions_of_several_prompts_are_those_of_each(
     counted = [one.usage for one in alone if one.usage is not None]
     assert done.usage.prompt_tokens == sum(map(len, prompts))
     assert done.usage.completion_tokens == sum(usage.completion_tokens for usage in counted)
-    streamed: dict[int, str] = {}
     stream = await openai.completions.create(prompt=prompts, **asked, stream=True)
-    async for chunk in stream:
-        for choice in chunk.choices:
-            streamed[choice.index] = streamed.get(choice.index, "") + choice.text
-    assert [streamed[i] for i in range(6)] == texts
+    assert joined([chunk async for chunk in stream]) == dict(enumerate(texts))
     assert not engine.live
 
 
@@ -149,9 +137,8 @@ async def test_what_a_text_completion_does_not_offer_is_named(
     http: httpx2.AsyncClient, change: dict[str, Any], param: str
 ) -> None:
     """Refused by name, like the chat's."""
-    answer = await http.post("/v1/completions", json={"model": "sprig", "prompt": "a"} | change)
-    assert answer.status_code == 400
-    assert answer.json()["error"]["param"] == param
+    error = await refusal(http, "/v1/completions", {"model": "sprig", "prompt": "a"} | change)
+    assert error["param"] == param
 
 
 async def test_a_search_tells_how_it_gets_on_if_asked(

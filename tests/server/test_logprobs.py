@@ -11,7 +11,7 @@ import pytest
 from openai import AsyncOpenAI, BadRequestError
 
 from tests.search.scripted_engine import ScriptedEngine
-from tests.server.conftest import chat, chunks, saying, search_of
+from tests.server.conftest import chat, chunks, joined, saying, search_of
 
 REPLY = "It is a hedge."
 SEARCH = {"policy": "self_consistency", "width": 2, "seed": 1}
@@ -110,11 +110,8 @@ async def test_an_echo(openai: AsyncOpenAI, engine: ScriptedEngine) -> None:
     done = await openai.completions.create(**asked, n=2)
     expected = [f"{name}: {REPLY}" for name in ("one", "one", "two", "two")]
     assert [choice.text for choice in done.choices] == expected
-    texts = ["", ""]
-    async for chunk in await openai.completions.create(**asked, stream=True):
-        for choice in chunk.choices:
-            texts[choice.index] += choice.text
-    assert texts == expected[1:3]
+    stream = await openai.completions.create(**asked, stream=True)
+    assert joined([chunk async for chunk in stream]) == dict(enumerate(expected[1:3]))
     with pytest.raises(BadRequestError) as refused:
         await openai.completions.create(**asked, logprobs=1)
     assert refused.value.param == "echo"

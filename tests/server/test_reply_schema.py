@@ -15,7 +15,7 @@ from server.reply_schema import AskedSchema
 from server.service import create_service
 from server.settings import Settings
 from tests.search.scripted_engine import ScriptedEngine
-from tests.server.conftest import PlainText, question, saying
+from tests.server.conftest import PlainText, question, refusal, saying
 
 CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 
@@ -143,9 +143,8 @@ async def test_what_cannot_be_is_refused_by_name(
     http: httpx2.AsyncClient, engine: ScriptedEngine, asked: dict[str, Any], param: str, words: str
 ) -> None:
     """One error, before anything is drawn."""
-    answer = await http.post(CHAT, json=BODIES[CHAT] | asked)
-    error = answer.json()["error"]
-    assert (answer.status_code, error["param"]) == (400, param)
+    error = await refusal(http, CHAT, BODIES[CHAT] | asked)
+    assert error["param"] == param
     assert words in error["message"]
     assert not engine.expanded
 
@@ -162,7 +161,7 @@ async def test_a_response_names_its_own_fields(
 ) -> None:
     """As ``/v1/responses`` calls them."""
     body = {"model": "sprig", "input": "What?", "text": {"format": sent}}
-    error = (await http.post(RESPONSES, json=body)).json()["error"]
+    error = await refusal(http, RESPONSES, body)
     assert error["param"] == param
     assert error["message"].startswith(param)
 
@@ -172,8 +171,7 @@ async def test_an_engine_that_cannot_is_named(
 ) -> None:
     """A reply that fits by chance would be no promise."""
     engine.grammar = False
-    answer = await http.post(CHAT, json=BODIES[CHAT] | {"response_format": format_of({})})
-    error = answer.json()["error"]
+    error = await refusal(http, CHAT, BODIES[CHAT] | {"response_format": format_of({})})
     assert (error["param"], error["code"]) == ("response_format", "unsupported_parameter")
     assert "scripted engine" in error["message"]
 

@@ -14,7 +14,7 @@ from server.app import create_app
 from server.service import create_service
 from server.settings import Settings
 from tests.search.scripted_engine import ScriptedEngine, decode
-from tests.server.conftest import saying
+from tests.server.conftest import refusal, saying
 from tests.server.test_tools import ADD, REPLY, QwenText, reasoned_and_called
 
 TOOL: Any = {"type": "function", "strict": True, **ADD["function"]}
@@ -145,8 +145,6 @@ async def test_what_is_wrong_is_named(
     http: httpx2.AsyncClient, change: dict[str, Any], param: str
 ) -> None:
     """By the names that it has here."""
-    sent = await http.post("/v1/responses", json=ASKED | change)
-    assert sent.status_code == 400
-    error = sent.json()["error"]
+    error = await refusal(http, "/v1/responses", ASKED | change)
     assert error["param"] == param
     assert error["message"].startswith(param)

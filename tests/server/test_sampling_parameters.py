@@ -9,7 +9,7 @@ import pytest
 
 from search.engine import LOGITS_PARAMS, NEUTRAL, LogitsParams
 from tests.search.scripted_engine import ScriptedEngine
-from tests.server.conftest import question
+from tests.server.conftest import question, refusal
 
 ASKED: dict[str, Any] = {
     "top_k": 5,
@@ -109,9 +109,7 @@ async def test_what_cannot_be_is_refused_by_name(
     http: httpx2.AsyncClient, change: dict[str, Any], param: str, words: str
 ) -> None:
     """The error names the field and what is allowed."""
-    answer = await http.post(CHAT, json=body(**change))
-    assert answer.status_code == 400
-    error = answer.json()["error"]
+    error = await refusal(http, CHAT, body(**change))
     assert error["param"].startswith(param)
     assert words in error["message"]
 
@@ -123,8 +121,7 @@ async def test_an_engine_that_does_not_honour_one_says_so(
     """By its name, plain or searched; the others are taken."""
     engine.logits_params = tuple(other for other in LOGITS_PARAMS if other != name)
     for sent, prefix in ((body(**ASKED), ""), (body(search=SEARCH | ASKED), "search.")):
-        answer = await http.post(CHAT, json=sent)
-        error = answer.json()["error"]
+        error = await refusal(http, CHAT, sent)
         assert (error["code"], error["param"]) == ("unsupported_parameter", prefix + name)
         assert "scripted" in error["message"]
     del sent["search"][name]
@@ -136,9 +133,7 @@ async def test_a_temperature_that_an_engine_does_not_draw_at(
 ) -> None:
     """OpenAI's servers take 2 at most."""
     engine.most_temperature = 2.0
-    answer = await http.post(CHAT, json=body(search=SEARCH | {"temperature": 2.5}))
-    assert answer.status_code == 400
-    error = answer.json()["error"]
+    error = await refusal(http, CHAT, body(search=SEARCH | {"temperature": 2.5}))
     assert error["param"] == "search.temperature"
     assert "at most 2 on the scripted engine, got 2.5" in error["message"]
     await answered(http, CHAT, body(search=SEARCH | {"temperature": 2.0}))

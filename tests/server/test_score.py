@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,10 +13,9 @@ from fastapi import FastAPI
 from search.engine import Trajectory
 from search.tree import round_reward
 from tests.search.scripted_engine import ScriptedEngine, judge
-from tests.server.conftest import Call, in_time, question
+from tests.server.conftest import Call, in_time, question, refusal
 
 SCORE = "/v1/score"
-JSON = {"content-type": "application/json"}
 ONE: dict[str, Any] = {"question": "Q", "steps": ["a\n\n", "b"]}
 
 
@@ -141,10 +139,9 @@ async def test_without_a_reward_model_it_is_said(
     http: httpx2.AsyncClient, engine: ScriptedEngine
 ) -> None:
     """Nothing to score with, or the log-probabilities of drawn steps alone: not worth a retry."""
-    refused = await http.post(SCORE, json=ONE)
-    assert refused.status_code == 400
-    assert refused.json()["error"]["code"] == "no_reward_model"
-    assert "--reward-model" in refused.json()["error"]["message"]
+    error = await refusal(http, SCORE, ONE)
+    assert error["code"] == "no_reward_model"
+    assert "--reward-model" in error["message"]
     assert engine.scored == []
 
 
@@ -173,9 +170,7 @@ async def test_what_is_wrong_is_named(
     http: httpx2.AsyncClient, engine: ScriptedEngine, body: dict[str, Any], param: str, words: str
 ) -> None:
     """Field, value and what is needed, before anything is read."""
-    refused = await http.post(SCORE, content=json.dumps(body), headers=JSON)
-    error = refused.json()["error"]
-    assert refused.status_code == (404 if param == "model" else 400)
+    error = await refusal(http, SCORE, body, 404 if param == "model" else 400)
     assert error["param"] == param
     assert words in error["message"]
     assert engine.scored == []
@@ -199,10 +194,9 @@ async def test_a_keys_limits_hold(
     http: httpx2.AsyncClient, body: dict[str, Any], param: str
 ) -> None:
     """Of a search's width, depth, tree and prompt."""
-    refused = await http.post(SCORE, json=body)
-    assert refused.status_code == 400
-    assert refused.json()["error"]["param"] == param
-    assert "at most" in refused.json()["error"]["message"]
+    error = await refusal(http, SCORE, body)
+    assert error["param"] == param
+    assert "at most" in error["message"]
     assert (await http.post(SCORE, json={"items": [ONE, ONE]})).status_code == 200
 
 
@@ -213,8 +207,8 @@ async def test_what_is_read_is_the_keys(http: httpx2.AsyncClient) -> None:
     account = (await http.get("/v1/usage")).json()
     assert account["prompt_tokens"] == account["tokens_today"] == used
     assert (account["requests"], account["searches"], account["completion_tokens"]) == (1, 0, 0)
-    refused = await http.post(SCORE, json=ONE)
-    assert (refused.status_code, refused.json()["error"]["code"]) == (429, "insufficient_quota")
+    error = await refusal(http, SCORE, ONE, 429)
+    assert error["code"] == "insufficient_quota"
     metrics = (await http.get("/metrics")).text
     assert "hedgerow_scores_total 2.0" in metrics
     assert 'hedgerow_searches_total{policy="score",stop_reason="scored"} 1.0' in metrics
@@ -284,7 +278,7 @@ async def test_one_questions_fault_ends_all_of_its_request(
     http: httpx2.AsyncClient, engine: ScriptedEngine
 ) -> None:
     """And leaves nothing at work for the others."""
-    refused = await http.post(SCORE, json={"items": [ONE, {"question": "R", "steps": ["a"]}]})
-    assert (refused.status_code, refused.json()["error"]["code"]) == (500, "reward_missing")
+    error = await refusal(http, SCORE, {"items": [ONE, {"question": "R", "steps": ["a"]}]}, 500)
+    assert error["code"] == "reward_missing"
     assert len(engine.aborted) == 2
     assert len(asyncio.all_tasks()) == 1  # this test

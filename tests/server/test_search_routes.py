@@ -15,7 +15,7 @@ from search.tree_json import from_json
 from server.kept_searches import SearchStore
 from server.settings import Settings
 from tests.search.scripted_engine import ScriptedEngine
-from tests.server.conftest import Call, question
+from tests.server.conftest import Call, question, refusal
 
 BODY: dict[str, Any] = {"question": "What?", "search": {"policy": "rebase", "width": 6, "seed": 4}}
 
@@ -276,8 +276,8 @@ async def test_a_branch_goes_on_from_a_node(
     assert from_json(third["tree"]).prompt == new.prompt + again.tokens
     ended = next(n for n in tree.nodes[1:] if n.finish is Finish.END)
     for wrong in (len(tree), ended.id):
-        answer = await http.post(f"/v1/search/{found['id']}/branch", json={"node": wrong})
-        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "node")
+        error = await refusal(http, f"/v1/search/{found['id']}/branch", {"node": wrong})
+        assert error["param"] == "node"
 
 
 async def test_a_dry_run_says_what_it_may_cost(
@@ -301,7 +301,6 @@ async def test_a_dry_run_says_what_it_may_cost(
 async def test_a_vote_by_confidence_needs_log_probabilities(http: httpx2.AsyncClient) -> None:
     """It is refused by name where the engine's steps have none."""
     search = {"policy": "self_consistency", "width": 2, "vote": "confidence"}
-    reply = await http.post("/v1/search", json={"question": "?", "search": search})
-    error = reply.json()["error"]
-    assert (reply.status_code, error["param"]) == (400, "search.vote")
+    error = await refusal(http, "/v1/search", {"question": "?", "search": search})
+    assert error["param"] == "search.vote"
     assert "log-probabilities" in error["message"]

@@ -17,7 +17,7 @@ from server.service import create_service
 from server.settings import Settings
 from server.written_reply import CONNECTION
 from tests.search.scripted_engine import ScriptedEngine, decode
-from tests.server.conftest import PlainText, chat, client_over, question, saying, search_of
+from tests.server.conftest import PlainText, chat, client_over, question, refusal, saying, search_of
 from tests.server.test_tool_calls import tagged
 
 ADD: Any = {
@@ -152,9 +152,8 @@ async def test_arguments_that_only_open_are_refused_by_name(
     """However many brackets there are."""
     call = {"id": "1", "type": "function", "function": {"name": "a", "arguments": "[" * depth}}
     messages = [*question(), {"role": "assistant", "content": "", "tool_calls": [call]}]
-    refused = await http.post("/v1/chat/completions", json={"model": "sprig", "messages": messages})
-    assert refused.status_code == 400
-    assert refused.json()["error"]["param"] == "messages[1].tool_calls[0].function.arguments"
+    error = await refusal(http, "/v1/chat/completions", {"model": "sprig", "messages": messages})
+    assert error["param"] == "messages[1].tool_calls[0].function.arguments"
 
 
 @pytest.mark.promise("A call that must be made has arguments that fit the tool's schema")
@@ -271,9 +270,7 @@ async def test_a_call_that_cannot_be_made_to_happen(
 ) -> None:
     """Is refused before anything is drawn."""
     engine.grammar = grammar
-    sent = await http.post("/v1/chat/completions", json=ASKED | FORCED | change)
-    assert sent.status_code == 400
-    error = sent.json()["error"]
+    error = await refusal(http, "/v1/chat/completions", ASKED | FORCED | change)
     assert error["param"] == param
     assert told in error["message"]
 
@@ -333,12 +330,7 @@ async def test_what_is_wrong_is_named(
     http: httpx2.AsyncClient, change: dict[str, Any], param: str, told: str
 ) -> None:
     """With what is allowed."""
-    content = json.dumps(ASKED | change).encode()
-    sent = await http.post(
-        "/v1/chat/completions", content=content, headers={"content-type": "application/json"}
-    )
-    assert sent.status_code == 400
-    error = sent.json()["error"]
+    error = await refusal(http, "/v1/chat/completions", ASKED | change)
     assert error["param"] == param
     assert told in error["message"]
 
@@ -364,8 +356,6 @@ async def test_what_a_template_cannot_do_is_refused_by_name(
     service = create_service(Settings(), ScriptedEngine(), QwenText())  # type: ignore[arg-type]
     body = (ASKED if param == "tool_choice" else {"model": "sprig"}) | change
     async with client_over(create_app(service)) as http:
-        sent = await http.post("/v1/chat/completions", json=body)
-    assert sent.status_code == 400
-    error = sent.json()["error"]
+        error = await refusal(http, "/v1/chat/completions", body)
     assert (error["code"], error["param"]) == ("unsupported_parameter", param)
     assert told in error["message"]

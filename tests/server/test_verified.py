@@ -12,7 +12,7 @@ from search.engine import VerifierFailed
 from server.reward_settings import verified_alone
 from server.settings import SettingsError, load_settings
 from tests.search.scripted_engine import ScriptedEngine
-from tests.server.conftest import chat, question
+from tests.server.conftest import chat, question, refusal
 
 SEARCH = {"policy": "rebase", "width": 4, "seed": 1}
 
@@ -63,8 +63,8 @@ async def test_steps_that_a_client_has_are_its_to_judge_too(http: httpx2.AsyncCl
     scored = (await http.post("/v1/score", json=body)).raise_for_status().json()
     assert scored["data"][0]["rewards"] == [0.5, 0.5]
     assert scored["reproducible"] == "no"
-    failed = await http.post("/v1/score", json=body | {"question": "fail"})
-    assert (failed.status_code, failed.json()["error"]["code"]) == (500, "verifier_failed")
+    error = await refusal(http, "/v1/score", body | {"question": "fail"}, 500)
+    assert error["code"] == "verifier_failed"
 
 
 async def test_replies_say_so(openai: AsyncOpenAI) -> None:
@@ -78,9 +78,8 @@ async def test_replies_say_so(openai: AsyncOpenAI) -> None:
 async def test_no_request_names_one(http: httpx2.AsyncClient) -> None:
     """It is the operator's alone."""
     search = {"verifier": "os:system"}
-    reply = await http.post("/v1/search", json={"question": "?", "search": search})
-    assert reply.status_code == 400
-    assert reply.json()["error"]["param"] == "search.verifier"
+    error = await refusal(http, "/v1/search", {"question": "?", "search": search})
+    assert error["param"] == "search.verifier"
 
 
 @pytest.mark.parametrize("name", ["os.system", "system", ":x", "a:", "ftp://x", "a b:c"])

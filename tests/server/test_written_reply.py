@@ -17,7 +17,7 @@ from server.app import create_app
 from server.service import create_service
 from server.settings import Settings
 from tests.search.scripted_engine import ScriptedEngine, babble, decode
-from tests.server.conftest import Call, PlainText, chat, chunks, client_over, question
+from tests.server.conftest import Call, PlainText, chat, chunks, client_over, question, refusal
 
 MARK = "The answer as JSON:\n"
 SEARCH = {"policy": "rebase", "width": 4, "seed": 2}
@@ -232,6 +232,6 @@ async def test_a_deadline_ends_the_writing_too() -> None:
     settings = Settings(deadline_seconds=1)
     app = create_app(create_service(settings, engine, PlainText()))  # type: ignore[arg-type]
     async with client_over(app) as http:
-        answer = await http.post(PATHS[0], json=body(response_format=FORMAT))
-    assert (answer.status_code, answer.json()["error"]["code"]) == (504, "deadline_exceeded")
+        error = await refusal(http, PATHS[0], body(response_format=FORMAT), 504)
+    assert error["code"] == "deadline_exceeded"
     assert not engine.live
