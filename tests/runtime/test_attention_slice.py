@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from kvpolicy.tree_blocks import TreeBlocks
-from kvpolicy.value import UNFITTED, attention_shares, save_theta
+from kvpolicy.value import UNFITTED, save_theta
 from runtime.embedded.model.batch_plan import Span
 from runtime.embedded.model.forward import Forward
 from runtime.embedded.options import EngineOptions
@@ -78,14 +78,6 @@ def test_keeping_queries_changes_no_logits(forward: Forward) -> None:
         then = forward.run([Span(ids[30:], 30, np.arange(40), 0)], store)
         said.append([first, then, *store.both])
     assert all(map(torch.equal, *said))
-
-
-def test_shares_by_hand() -> None:
-    """Blocks of 2, 1 and 2 tokens, the last of which is not computed; even attention is 0.5."""
-    assert attention_shares([0.25] * 4, [2, 1, 2]) == pytest.approx([0.5] * 3)
-    shares = attention_shares([0.1, 0.1, 0.6, 0.2], [2, 1, 2])
-    assert shares == pytest.approx([0.2 / 0.7, 0.6 / 0.85, 0.2 / 0.45])
-    assert attention_shares([0.5, 0.5], [2, 1]) == pytest.approx([0.5])
 
 
 def grown(

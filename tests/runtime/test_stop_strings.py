@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -27,19 +26,6 @@ def test_a_stop_is_found_with_the_token_that_completes_it(
         ends = range(len(before) + 1, len(text) + 1)
         expected = any(text[:end].endswith(stop.encode()) for end in ends for stop in stops)
         assert finder.ended(tokens[:drawn]) == expected
-
-
-@pytest.mark.parametrize(
-    ("stops", "said"),
-    [
-        (("\n", ""), "stop: an empty string; at least one character"),
-        (("a", "b\ud800"), r"stop: holds '\\ud800', half a character"),
-    ],
-)
-def test_what_is_no_stop_is_refused(stops: tuple[str, ...], said: str) -> None:
-    """An empty one would end every step at once; half a character has no bytes."""
-    with pytest.raises(ValueError, match=said):
-        StopStringTables([b"a"]).of(stops)
 
 
 def test_long_stops_cost_what_their_length_costs() -> None:

@@ -186,7 +186,8 @@ def test_what_is_no_list_of_shares_is_refused(answer: object) -> None:
 
 
 async def test_alone_or_as_a_factor() -> None:
-    """Alone the engine's own rewards are not asked for; else they are multiplied."""
+    """Alone the engine's own rewards are not asked for; else they are multiplied, and rounded as a
+    tree would hold them."""
     steps = ("one\n\n", "9 / 4 = 3\n\n"), ("one\n\n", "8 / 4 = 2\n\n")
     paths = [Trajectory(i, tuple(map(encode, texts)), texts) for i, texts in enumerate(steps)]
     own = [judge(texts) for texts in steps]
@@ -205,33 +206,6 @@ async def test_alone_or_as_a_factor() -> None:
         assert (able.exact, able.reproducible) == (True, "exact")
         assert able.fingerprint.startswith("scripted-1/verifier-")
         assert (usage.totals.verifier_calls, usage.totals.verifier_failures) == (1, 0)
-
-
-async def test_a_product_is_rounded_as_rewards_are() -> None:
-    """Who asks for scores alone gets what a tree would hold: 0.3333 of 1 / 3."""
-
-    class OneThird(ScriptedEngine):
-        async def score(self, tree: str, *args: object) -> list[float]:
-            return [1 / 3]
-
-    engine = VerifiedEngine(
-        OneThird(), await start_verifier(VerifierOptions("arithmetic")), alone=False
-    )
-    try:
-        paths = [Trajectory(1, ((1,),), ("8 / 4 = 2\n\n",))]
-        assert await engine.score("oak", (1,), "?", paths) == [0.3333]
-    finally:
-        await engine.close()
-
-
-async def test_what_may_answer_otherwise_is_outside_the_promise() -> None:
-    """The engine says so for it, in every reply."""
-    verifier = await start_verifier(VerifierOptions(f"{EXAMPLES}:length"))
-    engine = VerifiedEngine(ScriptedEngine(), verifier, alone=True)
-    try:
-        assert engine.capabilities.reproducible == "no"
-    finally:
-        await engine.close()
 
 
 def test_a_server_that_is_killed_leaves_no_process() -> None:
