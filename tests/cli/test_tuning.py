@@ -233,7 +233,7 @@ def test_a_table_and_a_plot(tmp_path: Path, engine: ScriptedEngine) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        (("--budget", "100"), 1, "tokens over the whole grid: at least"),
+        ((*SMALL, "--budget", "100"), 1, "tokens over the whole grid: at least"),
         (("--budget", "9", "--task", "game24"), 2, "exactly one of --data and --task"),
         (("--budget", "9", "--policy", "auto"), 2, "--policy auto: this is what is to be found"),
         (("--budget", "9", "--policy", "nope"), 2, "--policy nope: must be 'best_of_n'"),

@@ -229,9 +229,9 @@ async def test_a_client_that_leaves_while_it_is_written(stream: bool) -> None:
 async def test_a_deadline_ends_the_writing_too() -> None:
     """A part of the time is left for it; when that is over too, nothing was written."""
     engine = SlowWriter(grammar=True)
-    settings = Settings(deadline_seconds=1)
-    app = create_app(create_service(settings, engine, PlainText()))  # type: ignore[arg-type]
+    app = create_app(create_service(Settings(), engine, PlainText()))  # type: ignore[arg-type]
+    asked = body(response_format=FORMAT, search=SEARCH | {"deadline_ms": 200})
     async with client_over(app) as http:
-        error = await refusal(http, PATHS[0], body(response_format=FORMAT), 504)
+        error = await refusal(http, PATHS[0], asked, 504)
     assert error["code"] == "deadline_exceeded"
     assert not engine.live

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from hedgerow_sglang.plugin_protocol import NAME, parse_note
@@ -60,7 +60,9 @@ def test_every_scheduler_of_a_server_hears_it() -> None:
     assert said(notes, policy) == said(notes, policy)
 
 
+@settings(max_examples=20)
 @given(st.integers(1, 1024))
+@example(1024)
 def test_a_rounds_notes_grow_with_its_width(width: int) -> None:
     """Not with the square of it: at width 1,024 a server hears less than 150 kB a round."""
     notes, policy = PluginNotes("key/0123456789abcdef"), server()
