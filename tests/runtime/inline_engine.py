@@ -6,9 +6,10 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from loadtest.in_process import SteppedEngine
 from search.controller import search
-from search.counters import Counters, Usage
-from search.engine import Branch, Capabilities, EngineError, Hint, Sampling, Step, Trajectory
+from search.counters import Counters
+from search.engine import Branch, Capabilities, EngineError, Sampling, Step, Trajectory
 from search.outcome import Outcome
 from search.problem import Problem
 from search.spec import SearchSpec
@@ -17,8 +18,9 @@ from tests.runtime.scheduler_support import scheduler
 from tests.runtime.test_reward_scorer import scorer
 
 
-class InlineEngine:
-    """``Engine`` over a scheduler and a scorer. ``on_step`` is called before every iteration."""
+class InlineEngine(SteppedEngine):
+    """Searches at once over a scheduler and a scorer, exact in the hash model's context.
+    ``on_step`` is called before every iteration."""
 
     def __init__(
         self,
@@ -31,18 +33,9 @@ class InlineEngine:
     ) -> None:
         """``changes``: of the scheduler's options."""
         sizes = {"kv_tokens": kv_tokens, "batch_limit": batch_limit}
-        self.policy, self.model = scheduler(**sizes, **changes)
-        self.prm, self.prm_model = scorer(**sizes)
-        self.on_step = on_step
-        self._lookahead = lookahead
-        self._answers: dict[int, asyncio.Future[Any]] = {}
-        self._turning: asyncio.Task[None] | None = None
-        self._calls = 0
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """Exact; the hash model's context."""
-        return Capabilities(
+        self.policy, _ = scheduler(**sizes, **changes)
+        self.prm, _ = scorer(**sizes)
+        able = Capabilities(
             engine="inline",
             models={"policy": "hash", "prm": "hash"},
             exact=True,
@@ -51,6 +44,11 @@ class InlineEngine:
             context_tokens=CONTEXT,
             fingerprint="inline-1",
         )
+        super().__init__(able, self.policy, self.prm)
+        self.on_step = on_step
+        self._lookahead = lookahead
+        self._answers: dict[int, asyncio.Future[Any]] = {}
+        self._turning: asyncio.Task[None] | None = None
 
     async def expand(self, tree: str, branches: Sequence[Branch], sampling: Sampling) -> list[Step]:
         """Draw."""
@@ -70,42 +68,20 @@ class InlineEngine:
             lambda call: self.prm.score(call, tree, prompt, question, trajectories, ahead)
         )
 
-    async def embed(
-        self, tree: str, prompt: tuple[int, ...], trajectories: Sequence[Trajectory]
-    ) -> list[tuple[float, ...]]:
-        """Two numbers of the last step."""
-        return [(float(len(t.steps[-1])), float(t.steps[-1][0]) + 1) for t in trajectories]
-
-    def hint(self, tree: str, hint: Hint) -> None:
-        """Tell both."""
-        self.policy.hint(tree, hint)
-        self.prm.hint(tree, hint)
-
     async def release(self, tree: str) -> Counters:
-        """What it cost."""
+        """What it cost; what was drawn ahead is stopped."""
         await self.abort(tree)
-        counters, _ = self.policy.release(tree), self.prm.release(tree)
-        return counters or Counters()
+        return await super().release(tree)
 
     async def abort(self, tree: str) -> None:
         """Stop both; whoever still waits hears of it."""
         for call in self.policy.abort(tree) + self.prm.abort(tree):
             self._settle(call, EngineError("aborted"))
 
-    async def usage(self) -> Usage:
-        """Nothing that a test asks for."""
-        return Usage(kv_tokens_capacity=1, prm_kv_tokens_capacity=1)
-
-    async def health(self) -> None:
-        """Always well."""
-
-    async def close(self) -> None:
-        """Nothing to stop."""
-
     async def _ask(self, begin: Callable[[int], None]) -> Any:
-        self._calls += 1
-        begin(self._calls)
-        answer = self._answers[self._calls] = asyncio.get_running_loop().create_future()
+        call = next(self._calls)
+        begin(call)
+        answer = self._answers[call] = asyncio.get_running_loop().create_future()
         if self._turning is None or self._turning.done():
             self._turning = asyncio.create_task(self._turn())
         return await answer
