@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from search.engine import Branch
-from search.events import Event, Selected
+from search.events import Event
 from search.policies.adaptive import Adaptive
 from search.policies.policy import AnswerPolicy, BacktrackingPolicy, Round, frontier_of
 from search.policies.rebase import Rebase
@@ -16,7 +16,7 @@ from search.spec import SearchSpec, StopReason
 from search.tree import ROOT, Finish
 from search.tree_json import from_json, to_json
 from tests.search.scripted_engine import ScriptedEngine, decode, grow
-from tests.search.test_width import rough
+from tests.search.test_width import ROUGH, dead_stay_dead, widths
 from tests.search.trees import END, STEP, drawn
 
 
@@ -177,11 +177,10 @@ dials = st.fixed_dictionaries(
         "mass": st.sampled_from([0.0, 0.5, 1.0]),
     }
 )
-engines = st.builds(rough, st.integers(0, 40), st.integers(0, 50), st.integers(1, 50))
 
 
 @settings(max_examples=60)
-@given(dials=dials, engine=engines)
+@given(dials=dials, engine=ROUGH)
 async def test_whatever_is_said_the_width_holds_and_the_dead_stay_dead(
     dials: dict[str, int], engine: ScriptedEngine
 ) -> None:
@@ -190,19 +189,11 @@ async def test_whatever_is_said_the_width_holds_and_the_dead_stay_dead(
     events: list[Event] = []
     fields = {"policy": "adaptive", "max_depth": 6, **dials}
     outcome = await grow(engine, SearchSpec.model_validate(fields), listen=events.append)
-    tree, dead = outcome.tree, set[int]()
+    tree = outcome.tree
     assert len(tree.finished()) <= dials["width"]
-    rounds: dict[int, int] = {}
-    for event in events:
-        if isinstance(event, Selected):
-            rounds[event.round] = rounds.get(event.round, 0) + event.children
-    assert max(rounds.values()) <= dials["width"]
-    for hint in engine.hints:
-        dead |= set(hint.dead)
-        for grown in hint.active:
-            assert not dead & {step.id for step in tree.chain(grown)}
+    assert max(widths(events).values()) <= dials["width"]
     made = Adaptive.from_spec(outcome.spec)
-    assert not tree.above(frontier_of(made, tree)) & dead
+    assert not tree.above(frontier_of(made, tree)) & dead_stay_dead(engine, tree)
     again = from_json(to_json(tree))
     assert made.plan(again) == made.plan(tree)
     if not any(node.finish.dies_at_birth for node in tree.nodes):

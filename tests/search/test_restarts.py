@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 
 import pytest
@@ -10,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from search.engine import Branch, RewardMissing
-from search.events import Event, Selected
+from search.events import Event
 from search.policies.adaptive import Adaptive
 from search.policies.policy import Round
 from search.policies.rebase import Rebase
@@ -19,7 +18,7 @@ from search.policies.restarts import Restarts
 from search.spec import PolicyName, SearchSpec
 from search.tree import ROOT
 from tests.search.scripted_engine import ScriptedEngine, grow
-from tests.search.test_width import rough
+from tests.search.test_width import ROUGH, dead_stay_dead, widths
 from tests.search.trees import END, STEP, drawn, row
 
 ONCE = Restarts(1, 0.1)
@@ -132,7 +131,7 @@ async def test_what_may_start_again_is_not_certain() -> None:
     restarts=st.integers(0, 4),
     seed=st.integers(0, 2**63 - 1),
     below=st.sampled_from([0.1, 0.5, 1.0]),
-    engine=st.builds(rough, st.integers(0, 40), st.integers(0, 50), st.integers(1, 50)),
+    engine=ROUGH,
 )
 async def test_the_width_and_the_bound_hold(
     policy: PolicyName,
@@ -154,18 +153,10 @@ async def test_the_width_and_the_bound_hold(
     )
     events: list[Event] = []
     tree = (await grow(engine, spec, listen=events.append)).tree
-    rounds = Counter[int]()
-    for event in events:
-        if isinstance(event, Selected):
-            rounds[event.round] += event.children
-    assert max(rounds.values()) <= width
+    assert max(widths(events).values()) <= width
     assert len(tree.finished()) <= width
     assert len(tree[ROOT].children) <= width * (1 + restarts)
-    dead = set[int]()
-    for hint in engine.hints:
-        dead |= set(hint.dead)
-        assert not dead & set(hint.active)
-        assert not any(tree[node].parent in dead for node in hint.active)
+    dead_stay_dead(engine, tree)
 
 
 def test_the_defaults() -> None:

@@ -14,7 +14,7 @@ from search.outcome import Outcome
 from search.policies.policy import BacktrackingPolicy, Scores
 from search.policies.registry import POLICIES
 from search.spec import PolicyName, SearchSpec, StopReason
-from search.tree import NodeState
+from search.tree import NodeState, Tree
 from tests.search.scripted_engine import ScriptedEngine, dice, grow
 from tests.search.trees import END, STEP, drawn, row
 
@@ -48,6 +48,29 @@ def rough(empty: int, ends: int, coarse: int) -> ScriptedEngine:
         return "The answer is 1." if roll < empty + ends else f"s{roll % 5}\n\n"
 
     return ScriptedEngine(say, lambda texts: dice(tuple(texts)) % coarse / coarse)
+
+
+ROUGH = st.builds(rough, st.integers(0, 40), st.integers(0, 50), st.integers(1, 50))
+
+
+def widths(events: list[Event]) -> Counter[int]:
+    """The children planned in each round."""
+    planned = Counter[int]()
+    for event in events:
+        if isinstance(event, Selected):
+            assert event.children > 0
+            planned[event.round] += event.children
+    return planned
+
+
+def dead_stay_dead(engine: ScriptedEngine, tree: Tree) -> set[int]:
+    """The nodes that hints called dead: nothing has grown at or below one."""
+    dead = set[int]()
+    for hint in engine.hints:
+        dead |= set(hint.dead)
+        for grown in hint.active:
+            assert not dead & {step.id for step in tree.chain(grown)}
+    return dead
 
 
 async def watched(
@@ -102,12 +125,9 @@ async def test_every_round_spends_the_remaining_width(
     What a search leaves unspent is what died with no open branch beside it.
     """
     outcome, events = await watched(rough(empty, ends, coarse), policy, width, seed)
-    planned, drawn, finished = Counter[int](), Counter[int](), Counter[int]()
+    planned, drawn, finished = widths(events), Counter[int](), Counter[int]()
     for event in events:
-        if isinstance(event, Selected):
-            assert event.children > 0
-            planned[event.round] += event.children
-        elif isinstance(event, Expanded):
+        if isinstance(event, Expanded):
             drawn[event.round] += 1
         elif isinstance(event, Finished):
             finished[event.round] += 1
