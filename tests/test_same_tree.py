@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from itertools import cycle
 from typing import Any
@@ -25,6 +25,7 @@ from search.counters import EngineCounters
 from search.outcome import Outcome
 from search.problem import Problem
 from search.spec import SearchSpec, StopReason
+from tests.closing import closing
 
 SPRIG = "models/sprig"
 OFF = EngineOptions(
@@ -71,9 +72,18 @@ async def grow(engine: EmbeddedEngine, question: str, spec: SearchSpec, name: st
     )
 
 
-async def one_by_one(engine: EmbeddedEngine) -> list[str]:
+Cases = Sequence[tuple[str, SearchSpec]]
+
+
+async def one_by_one(engine: EmbeddedEngine, cases: Cases = CASES) -> list[str]:
     """Each case alone."""
-    return [(await grow(engine, q, s, f"case{i}")).digest for i, (q, s) in enumerate(CASES)]
+    return [(await grow(engine, q, s, f"case{i}")).digest for i, (q, s) in enumerate(cases)]
+
+
+async def together(engine: EmbeddedEngine, cases: Cases) -> list[str]:
+    """All cases at once."""
+    grown = (grow(engine, q, s, f"case{i}") for i, (q, s) in enumerate(cases))
+    return [outcome.digest for outcome in await asyncio.gather(*grown)]
 
 
 async def among_others(engine: EmbeddedEngine) -> list[str]:
@@ -82,9 +92,8 @@ async def among_others(engine: EmbeddedEngine) -> list[str]:
         grow(engine, q, s.model_copy(update={"seed": 100 + i}), f"other{i}")
         for i, (q, s) in enumerate(CASES[: 8 - len(CASES)])
     ]
-    cases = [grow(engine, q, s, f"case{i}") for i, (q, s) in enumerate(CASES)]
-    outcomes = await asyncio.gather(*others, *cases)
-    return [outcome.digest for outcome in outcomes[-len(CASES) :]]
+    *_, found = await asyncio.gather(*others, together(engine, CASES))
+    return found
 
 
 async def warm(engine: EmbeddedEngine) -> list[str]:
@@ -107,13 +116,24 @@ Run = Callable[[EmbeddedEngine], Coroutine[None, None, list[str]]]
 
 async def digests(run: Run, options: EngineOptions) -> list[str]:
     """The cases on a fresh engine; a smaller pool is to have been too small."""
-    engine = await EmbeddedEngine.start(options)
-    try:
+    async with closing(await EmbeddedEngine.start(options)) as engine:
         found, usage = await run(engine), await engine.usage()
         assert (usage.totals.evicted_tokens > 0) == (options.kv_tokens < OFF.kv_tokens)
         return found
-    finally:
-        await engine.close()
+
+
+def grown_by(
+    run: Callable[[EmbeddedEngine, Cases], Coroutine[None, None, list[str]]],
+    options: EngineOptions,
+    cases: Cases,
+) -> list[str]:
+    """The digests of other cases, on a fresh engine."""
+
+    async def on_an_engine() -> list[str]:
+        async with closing(await EmbeddedEngine.start(options)) as engine:
+            return await run(engine, cases)
+
+    return asyncio.run(on_an_engine())
 
 
 ALL_SIGNALS = "tests/kvpolicy/all_signals.json"
@@ -226,20 +246,10 @@ def test_penalties_grow_the_same_tree() -> None:
     """They count a trajectory's own steps, wherever and beside whatever these are drawn."""
     penalties = {"top_k": 20, "min_p": 0.001, "presence_penalty": 0.3, "frequency_penalty": 0.1}
     changes = penalties | {"repetition_penalty": 1.05, "min_tokens": 30, "logit_bias": {5: 0.5}}
-
-    async def all_of(options: EngineOptions, together: bool) -> list[str]:
-        engine = await EmbeddedEngine.start(options)
-        try:
-            cases = [(q, s.model_copy(update=changes)) for q, s in CASES]
-            asked = [grow(engine, q, s, f"case{i}") for i, (q, s) in enumerate(cases)]
-            outcomes = await asyncio.gather(*asked) if together else [await a for a in asked]
-            return [outcome.digest for outcome in outcomes]
-        finally:
-            await engine.close()
-
+    cases = [(q, s.model_copy(update=changes)) for q, s in CASES]
     everything = DRAFT | AHEAD | DEDUP | {"kv_tokens": 700, "kv_policy": "arborkv"}
     crowded = replace(OFF, **everything | {"k_config": (2, 2, 1)})
-    assert asyncio.run(all_of(crowded, True)) == asyncio.run(all_of(OFF, False))
+    assert grown_by(together, crowded, cases) == grown_by(one_by_one, OFF, cases)
 
 
 JUDGED = replace(OFF, prm=None, reward_format="generative")
@@ -249,22 +259,10 @@ JUDGED = replace(OFF, prm=None, reward_format="generative")
 @pytest.mark.slow
 def test_a_judged_tree_is_the_same_tree() -> None:
     """Verdicts are drawn like steps: the policy as its own judge, alone and amid other searches."""
-    question, seeds = QUESTIONS[0], (1, 2)
-
-    async def all_of(options: EngineOptions, together: bool) -> list[str]:
-        engine = await EmbeddedEngine.start(options)
-        try:
-            specs = [SearchSpec(policy="tot_bfs", width=3, max_depth=4, seed=s) for s in seeds]
-            asked = [grow(engine, question, spec, f"case{spec.seed}") for spec in specs]
-            outcomes = await asyncio.gather(*asked) if together else [await a for a in asked]
-            return [outcome.digest for outcome in outcomes]
-        finally:
-            await engine.close()
-
+    specs = [SearchSpec(policy="tot_bfs", width=3, max_depth=4, seed=seed) for seed in (1, 2)]
+    cases = [(QUESTIONS[0], spec) for spec in specs]
     crowded = replace(JUDGED, batch_limit=64, threads=2, kv_tokens=1_200)
-    assert asyncio.run(all_of(crowded, together=True)) == asyncio.run(
-        all_of(JUDGED, together=False)
-    )
+    assert grown_by(together, crowded, cases) == grown_by(one_by_one, JUDGED, cases)
 
 
 @pytest.mark.promise("A KV pool of any size, by age or by worth: equal digests")
@@ -312,15 +310,12 @@ SMALL_POOL = 300
 
 async def grown_in(options: EngineOptions, spec: SearchSpec) -> tuple[Outcome, EngineCounters]:
     """One plan of blocksworld, and what the engine counted by the time it had let go of it."""
-    engine = await EmbeddedEngine.start(options)
-    try:
+    async with closing(await EmbeddedEngine.start(options)) as engine:
         question = TASKS["blocksworld"].questions("dev", 1, seed=3)[0]
         outcome = await grow(engine, question, spec, "back")
         usage = await engine.usage()
         assert usage.kv_tokens_active == usage.prm_kv_tokens_active == 0
         return outcome, usage.totals
-    finally:
-        await engine.close()
 
 
 @pytest.mark.promise(
@@ -366,11 +361,8 @@ def test_what_full_retention_must_end_arborkv_completes() -> None:
 
     async def alone(kv_policy: KvPolicy, kv_tokens: int) -> Outcome:
         options = replace(OFF, batch_limit=64, kv_policy=kv_policy, kv_tokens=kv_tokens)
-        engine = await EmbeddedEngine.start(options)
-        try:
+        async with closing(await EmbeddedEngine.start(options)) as engine:
             return await grow(engine, question, spec, "open")
-        finally:
-            await engine.close()
 
     roomy = asyncio.run(alone("full", 20_000))
     assert roomy.stats.engine.kv_tokens_peak > SMALL_POOL
@@ -384,17 +376,8 @@ def test_what_full_retention_must_end_arborkv_completes() -> None:
 @pytest.mark.slow
 def test_other_policies_grow_the_same_trees() -> None:
     """Subtrees, resampling, an early stop: one alone with nothing on, all with everything on."""
-
-    async def all_of(options: EngineOptions, together: bool) -> list[str]:
-        engine = await EmbeddedEngine.start(options)
-        try:
-            asked = [grow(engine, QUESTIONS[0], spec, f"{spec.seed}") for spec in LEVELS]
-            outcomes = await asyncio.gather(*asked) if together else [await a for a in asked]
-            return [outcome.digest for outcome in outcomes]
-        finally:
-            await engine.close()
-
+    cases = [(QUESTIONS[0], spec) for spec in LEVELS]
     crowded = replace(OFF, batch_limit=64, threads=2, kv_tokens=1_200, prm_kv_tokens=1_200)
-    alone = asyncio.run(all_of(OFF, together=False))
-    assert asyncio.run(all_of(crowded, together=True)) == alone
+    alone = grown_by(one_by_one, OFF, cases)
+    assert grown_by(together, crowded, cases) == alone
     assert len(set(alone)) == len(LEVELS)

@@ -15,6 +15,7 @@ from search.controller import search
 from search.events import Event
 from search.problem import Problem
 from search.spec import SearchSpec
+from tests.closing import closing
 from tests.test_same_tree import OFF, TEXT
 
 SEARCHES = 200
@@ -63,20 +64,17 @@ async def test_two_hundred_searches_leave_nothing_held() -> None:
     """
     draw = random.Random(0)
     questions = [q for task in TASKS.values() for q in task.questions("dev", 10, seed=1)]
-    engine = await EmbeddedEngine.start(replace(OFF, batch_limit=32))
     room = asyncio.Semaphore(AT_ONCE)
 
-    async def guarded(number: int) -> None:
+    async def guarded(engine: EmbeddedEngine, number: int) -> None:
         stop_after = draw.randrange(1, 12) if number % 2 else None
         async with room:
             await one(engine, number, draw.choice(questions), stop_after)
 
-    try:
-        await asyncio.gather(*(guarded(number) for number in range(SEARCHES)))
+    async with closing(await EmbeddedEngine.start(replace(OFF, batch_limit=32))) as engine:
+        await asyncio.gather(*(guarded(engine, number) for number in range(SEARCHES)))
         usage = await engine.usage()
         await engine.health()
-    finally:
-        await engine.close()
     prompts = {tuple(TEXT.encode_chat([{"role": "user", "content": q}])) for q in questions}
     assert usage.running == usage.waiting == 0
     assert usage.kv_tokens_active == usage.prm_kv_tokens_active == 0

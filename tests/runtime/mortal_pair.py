@@ -18,6 +18,7 @@ from search.controller import search
 from search.outcome import Outcome
 from search.problem import Problem
 from search.spec import SearchSpec
+from tests.closing import closing
 
 POLICY = SPRIG_FOLDER / "policy"
 QUESTION = "Use 4 9 10 13 to make 24."
@@ -61,11 +62,8 @@ async def mortal_pair(
         patch.setattr(liveness, "REVIVAL_WAITS", (0.01,))
         patch.setattr(served_engine, "WATCH_SECONDS", 0.05)
         try:
-            engine = await start(*(server.url for server in servers))
-            try:
+            async with closing(await start(*(server.url for server in servers))) as engine:
                 yield MortalPair(engine, *servers)
-            finally:
-                await engine.close()
         finally:
             for server in servers:
                 await server.kill()

@@ -34,6 +34,7 @@ from search.engine import (
     Trajectory,
 )
 from search.tree import ROOT, Finish, node_seed
+from tests.closing import closing
 from tests.runtime.inline_engine_loop import Unreadable
 from tests.runtime.tiny_models import make_checkpoint, make_tokenizer
 
@@ -168,8 +169,7 @@ async def test_company_places_threads_and_memory_change_nothing(
         kv_tokens=kv_tokens,
         prm_kv_tokens=kv_tokens,
     )
-    engine = await EmbeddedEngine.start(crowded)
-    try:
+    async with closing(await EmbeddedEngine.start(crowded)) as engine:
         rounds = (2, 2, 2, 3, 2, 2, 2, 2)
         grown = await asyncio.gather(
             *(grow(engine, f"tree{i}", i, rounds=n) for i, n in enumerate(rounds))
@@ -183,8 +183,6 @@ async def test_company_places_threads_and_memory_change_nothing(
         usage = await engine.usage()
         assert usage.kv_tokens_active == usage.prm_kv_tokens_active == 0
         assert usage.kv_tokens_cached > 0
-    finally:
-        await engine.close()
 
 
 async def test_scores_do_not_depend_on_what_was_scored_before(
@@ -327,13 +325,10 @@ async def test_abort_stops_embedding(engine: EmbeddedEngine) -> None:
 
 async def test_letters_embed_where_they_are_asked_for(options: EngineOptions) -> None:
     """The vectors of ``runtime.embedders.lexical``; no model is asked."""
-    engine = await EmbeddedEngine.start(replace(options, embedder="lexical"))
-    try:
+    async with closing(await EmbeddedEngine.start(replace(options, embedder="lexical"))) as engine:
         path = Trajectory(2, ((1, 2), (3,)), ("first", "13 - 9 = 4"))
         assert await engine.embed("oak", (1,), [path]) == embed_texts(["13 - 9 = 4"])
         assert engine.capabilities.embeds == "lexical"
-    finally:
-        await engine.close()
 
 
 async def test_what_embeds_is_in_the_fingerprint(options: EngineOptions) -> None:
@@ -364,8 +359,7 @@ async def test_threads_are_in_the_fingerprint_where_bits_may_depend_on_them(
 
 async def test_an_engine_that_loads_is_not_up(options: EngineOptions) -> None:
     """After a death it is not there until its models are: health says so, and so do calls."""
-    engine = await EmbeddedEngine.start(options)
-    try:
+    async with closing(await EmbeddedEngine.start(options)) as engine:
         before = engine.pid
         again = asyncio.create_task(engine.restart())
         while engine.pid in (before, None):
@@ -375,8 +369,6 @@ async def test_an_engine_that_loads_is_not_up(options: EngineOptions) -> None:
                 await call
         await again
         await engine.health()
-    finally:
-        await engine.close()
 
 
 @pytest.mark.promise(
@@ -387,8 +379,7 @@ async def test_a_process_that_says_nothing_is_down_and_a_killed_one_comes_back(
 ) -> None:
     """Stopped, it owes an answer and health says so; continued, it is well again. Killed, its
     pending and later calls raise EngineDown at once; after a restart the same tree grows."""
-    engine = await EmbeddedEngine.start(replace(options, stall_seconds=0.0))
-    try:
+    async with closing(await EmbeddedEngine.start(replace(options, stall_seconds=0.0))) as engine:
         assert engine.pid is not None
         os.kill(engine.pid, signal.SIGSTOP)
         await engine.health()
@@ -413,32 +404,26 @@ async def test_a_process_that_says_nothing_is_down_and_a_killed_one_comes_back(
         engine.hint("oak", Hint())
         await engine.restart()
         assert await grow(engine, "oak", 3, rounds=1) == reference[:4]
-    finally:
-        await engine.close()
 
 
 async def test_without_a_reward_model(options: EngineOptions, reference: Grown) -> None:
     """`none` scores by the mean log-probability of what was drawn."""
-    engine = await EmbeddedEngine.start(replace(options, prm=None, reward_format="none"))
-    try:
+    async with closing(
+        await EmbeddedEngine.start(replace(options, prm=None, reward_format="none"))
+    ) as engine:
         assert engine.capabilities.scores
         grown = await grow(engine, "oak", 3, rounds=1)
         assert [step for step, _ in grown] == [step for step, _ in reference[:4]]
         for step, reward in grown:
             assert math.log(reward) == pytest.approx(step.logprob)
-    finally:
-        await engine.close()
 
 
 async def test_scoring_without_the_model_it_needs(options: EngineOptions) -> None:
     """The engine says beforehand that it cannot score, and names the format when asked to."""
-    engine = await EmbeddedEngine.start(replace(options, prm=None))
-    try:
+    async with closing(await EmbeddedEngine.start(replace(options, prm=None))) as engine:
         assert not engine.capabilities.scores
         with pytest.raises(RewardMissing, match="'math-shepherd': no reward model"):
             await engine.score("oak", prompt(1), "", [Trajectory(1, ((3,),), ("",))])
-    finally:
-        await engine.close()
 
 
 async def test_what_is_wrong_with_a_checkpoint_is_said_at_start(options: EngineOptions) -> None:

@@ -23,6 +23,7 @@ from runtime.json_schemas import JsonSchemas, SchemaRefused, must_compile
 from runtime.text import Text
 from search.engine import Branch, EngineError, LogitsParams, Sampling, Step
 from search.tree import ROOT, Finish, node_seed
+from tests.closing import closing
 
 POLICY = "models/sprig/policy"
 TEXT = Text(POLICY)
@@ -231,8 +232,7 @@ async def steps(
             for i, end in ends.items()
         ]
 
-    engine = await EmbeddedEngine.start(options)
-    try:
+    async with closing(await EmbeddedEngine.start(options)) as engine:
         beside = branches(dict.fromkeys(range(company), prompt))
         others = asyncio.ensure_future(
             engine.expand("elm", beside, replace(sampling, grammar=None))
@@ -248,8 +248,6 @@ async def steps(
                     del going[i]
         await others
         return replies
-    finally:
-        await engine.close()
 
 
 @pytest.mark.slow
@@ -277,12 +275,9 @@ async def test_nothing_but_the_reply_decides(temperature: float) -> None:
 
 async def test_a_wrong_grammar_ends_its_call_alone() -> None:
     """And says which field it is; the engine goes on."""
-    engine = await EmbeddedEngine.start(PLAIN)
-    try:
+    async with closing(await EmbeddedEngine.start(PLAIN)) as engine:
         branch = Branch(ROOT, 0, (5, 6), 1, 8, 1)
         with pytest.raises(EngineError, match=r"grammar: .*not"):
             await engine.expand("oak", [branch], Sampling(grammar='{"not": {}}'))
         assert await engine.expand("ash", [branch], Sampling(grammar=NULL, prompt_tokens=2))
         assert engine.capabilities.grammar
-    finally:
-        await engine.close()

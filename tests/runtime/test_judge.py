@@ -19,6 +19,7 @@ from runtime.reward_format import REWARD_FORMATS
 from runtime.text import Text
 from search.engine import Branch, EngineError, Hint, PrefixTooLong, Sampling, Trajectory
 from search.tree import ROOT, node_seed
+from tests.closing import closing
 from tests.runtime.tiny_models import make_checkpoint, make_tokenizer
 
 GENERATIVE = REWARD_FORMATS["generative"]
@@ -136,19 +137,15 @@ async def test_the_same_verdicts_in_company_and_in_the_reference(
 ) -> None:
     """One at a time, all at once beside steps being drawn, and on plain transformers: equal
     rewards. A judge's tokens are counted apart from the tree's, and nothing stays held."""
-    alone = await EmbeddedEngine.start(options)
-    try:
+    async with closing(await EmbeddedEngine.start(options)) as alone:
         assert alone.capabilities.scores
         rewards = [(await alone.score("oak", PROMPT, "Q", [path]))[0] for path in paths()]
         cost = await alone.release("oak")
-    finally:
-        await alone.close()
     assert len(set(rewards)) > 2
     assert cost.decoded_tokens == cost.prefilled_tokens == 0
     assert cost.prm_tokens > 0
     assert cost.model_calls > 0
-    crowd = await EmbeddedEngine.start(replace(options, batch_limit=32))
-    try:
+    async with closing(await EmbeddedEngine.start(replace(options, batch_limit=32))) as crowd:
         sampling = Sampling(max_step_tokens=12)
         branches = [Branch(ROOT, i, PROMPT, i, 12, i + 1) for i in range(12)]
         steps, together = await asyncio.gather(
@@ -166,8 +163,6 @@ async def test_the_same_verdicts_in_company_and_in_the_reference(
         assert usage.totals.verdicts == 18
         assert usage.totals.unparsed_verdicts == spent.unparsed_verdicts
         assert usage.totals.rehydrated_tokens == 0
-    finally:
-        await crowd.close()
     reference = ReferenceEngine(
         ReferenceOptions(options.policy, reward_format=options.reward_format)
     )
@@ -176,8 +171,7 @@ async def test_the_same_verdicts_in_company_and_in_the_reference(
 
 async def test_abort_and_refusal_leave_nothing(options: EngineOptions) -> None:
     """An aborted judge's caller hears of it; a path that leaves no room for a verdict is said."""
-    engine = await EmbeddedEngine.start(options)
-    try:
+    async with closing(await EmbeddedEngine.start(options)) as engine:
         waiting = asyncio.create_task(engine.score("oak", PROMPT, "Q", paths(40)))
         await asyncio.sleep(0)
         await engine.abort("oak")
@@ -187,8 +181,6 @@ async def test_abort_and_refusal_leave_nothing(options: EngineOptions) -> None:
         with pytest.raises(PrefixTooLong, match=r"judge: .* do not fit the context of 512"):
             await engine.score("elm", PROMPT, "Q" * 600, paths(1))
         assert len(await engine.score("elm", PROMPT, "Q", paths(2))) == 2
-    finally:
-        await engine.close()
 
 
 async def test_a_template_that_fills_the_context_is_refused_at_start(

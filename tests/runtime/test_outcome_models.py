@@ -15,6 +15,7 @@ from search.engine import RewardMissing
 from search.problem import Problem
 from search.spec import SearchSpec
 from search.tree import NodeState
+from tests.closing import closing
 from tests.runtime.outcome_model import (
     FORMAT,
     QUESTION,
@@ -45,12 +46,9 @@ def options(folders: tuple[Path, Path], form: str = FORMAT) -> EngineOptions:
 )
 async def test_rewards_are_those_of_transformers(folders: tuple[Path, Path]) -> None:
     """Replies of one to eight steps, each read whole after its end: the sigmoid of the score."""
-    engine = await EmbeddedEngine.start(options(folders))
-    try:
+    async with closing(await EmbeddedEngine.start(options(folders))) as engine:
         rewards = await engine.score("oak", PROMPT, QUESTION, trajectories())
         able = engine.capabilities
-    finally:
-        await engine.close()
     assert able.scores
     assert able.outcome
     assert rewards == pytest.approx(expected_rewards(folders[1]), abs=1e-5)
@@ -66,11 +64,8 @@ async def test_scores_that_would_all_be_one_can_be_scaled(
     """A format of one's own divides them first: rewards are rounded to 1e-4."""
     file = tmp_path / "softer.json"
     file.write_text(json.dumps({"extends": FORMAT, "scale": 8.0}))
-    engine = await EmbeddedEngine.start(options(folders, str(file)))
-    try:
+    async with closing(await EmbeddedEngine.start(options(folders, str(file)))) as engine:
         rewards = await engine.score("oak", PROMPT, QUESTION, trajectories())
-    finally:
-        await engine.close()
     assert rewards == pytest.approx(expected_rewards(folders[1], 8.0), abs=1e-5)
 
 
@@ -78,18 +73,15 @@ async def test_the_best_of_n_is_the_one_with_the_highest_score(
     folders: tuple[Path, Path],
 ) -> None:
     """Finished replies are scored, their steps before are not; what compares steps is refused."""
-    engine = await EmbeddedEngine.start(options(folders))
     spec = SearchSpec(
         policy="best_of_n", width=4, seed=3, vote="best_last", max_step_tokens=6, max_depth=3
     )
     about = {"answer_of": lambda text: text, "clock": lambda: 0.0}
     problem, beam = Problem(PROMPT, QUESTION), spec.model_copy(update={"policy": "beam"})
-    try:
+    async with closing(await EmbeddedEngine.start(options(folders))) as engine:
         outcome = await search(problem, spec, engine, tree_id="oak", **about)
         with pytest.raises(RewardMissing) as refused:
             await search(problem, beam, engine, tree_id="elm", **about)
-    finally:
-        await engine.close()
     finished = {node.id for node in outcome.tree.finished()}
     scored = {node.id for node in outcome.tree.nodes if node.reward is not None}
     assert len(finished) == 4

@@ -13,6 +13,7 @@ from runtime.embedded.options import EngineOptions
 from runtime.text import Text
 from search.engine import Branch, LogitsParams, Sampling, Step
 from search.tree import ROOT, node_seed
+from tests.closing import closing
 
 POLICY = "models/sprig/policy"
 PLAIN = EngineOptions(policy=POLICY, kv_tokens=4000, batch_limit=64, dedup=False, strict=True)
@@ -28,11 +29,8 @@ async def steps(options: EngineOptions, sampling: Sampling) -> tuple[list[Branch
         Branch(ROOT, i, prompt, node_seed(3, "step", (i,)), sampling.max_step_tokens, i + 1)
         for i in range(4)
     ]
-    engine = await EmbeddedEngine.start(options)
-    try:
+    async with closing(await EmbeddedEngine.start(options)) as engine:
         return branches, await engine.expand("oak", branches, sampling)
-    finally:
-        await engine.close()
 
 
 @pytest.mark.parametrize("logits", [LogitsParams(), LogitsParams(5, frequency_penalty=0.5)])

@@ -19,6 +19,7 @@ from runtime.verifiers.python_verifier import PythonVerifier
 from runtime.verifiers.verifier import Judged, Verifier, VerifierOptions, must_be_scores
 from search.engine import Trajectory, VerifierFailed
 from search.tree import round_reward
+from tests.closing import closing
 from tests.search.scripted_engine import ScriptedEngine, encode, judge
 
 EXAMPLES = "tests.runtime.verifier_examples"
@@ -45,11 +46,8 @@ def path(*steps: str, question: str = "?") -> Judged:
 @asynccontextmanager
 async def running(name: str, **options: float) -> AsyncIterator[Verifier]:
     """A verifier that is ended."""
-    verifier = await start_verifier(replace(VerifierOptions(name), **options))
-    try:
+    async with closing(await start_verifier(replace(VerifierOptions(name), **options))) as verifier:
         yield verifier
-    finally:
-        await verifier.close()
 
 
 async def test_a_function_is_asked_about_all_at_once() -> None:
@@ -193,14 +191,13 @@ async def test_alone_or_as_a_factor() -> None:
     own = [judge(texts) for texts in steps]
     for alone, expected in ((True, [0.0, 1.0]), (False, [0.0, round_reward(own[1])])):
         scripted = ScriptedEngine()
-        engine = VerifiedEngine(
-            scripted, await start_verifier(VerifierOptions("arithmetic")), alone=alone
-        )
-        try:
+        async with closing(
+            VerifiedEngine(
+                scripted, await start_verifier(VerifierOptions("arithmetic")), alone=alone
+            )
+        ) as engine:
             assert await engine.score("oak", (1,), "?", paths) == expected
             able, usage = engine.capabilities, await engine.usage()
-        finally:
-            await engine.close()
         assert len(scripted.scored) == (0 if alone else 1)
         assert scripted.closed
         assert (able.exact, able.reproducible) == (True, "exact")

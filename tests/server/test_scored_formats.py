@@ -15,10 +15,10 @@ import pytest
 from runtime.embedded.embedded_engine import EmbeddedEngine
 from runtime.embedded.options import EngineOptions
 from runtime.text import Text
-from search.engine import Engine
 from server.app import create_app
 from server.service import create_service
 from server.settings import Settings
+from tests.closing import closing
 from tests.runtime import outcome_model
 from tests.runtime.test_reward_models import CASES, QUESTION, STEPS
 from tests.runtime.tiny_models import make_checkpoint
@@ -36,28 +36,18 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @asynccontextmanager
-async def client_of(engine: Engine, policy: Path) -> AsyncIterator[httpx2.AsyncClient]:
-    """Of a server over this engine."""
-    app = create_app(create_service(Settings(profile="chat"), engine, Text(policy)))  # type: ignore[arg-type]
-    async with client_over(app) as client:
-        yield client
-
-
-@asynccontextmanager
 async def serving(policy: Path, prm: Path | None, form: str) -> AsyncIterator[httpx2.AsyncClient]:
     """A client of a server over an embedded engine with this reward model."""
     model = None if prm is None else str(prm)
     options = EngineOptions(
         str(policy), model, form, prm_kv_tokens=2000, batch_limit=8, threads=1, strict=True
     )
-    engine = await EmbeddedEngine.start(options)
-    try:
-        async with client_of(engine, policy) as client:
+    async with closing(await EmbeddedEngine.start(options)) as engine:
+        service = create_service(Settings(profile="chat"), engine, Text(policy))  # type: ignore[arg-type]
+        async with client_over(create_app(service)) as client:
             yield client
             usage = await engine.usage()
             assert usage.prm_kv_tokens_active == usage.kv_tokens_active == 0
-    finally:
-        await engine.close()
 
 
 async def rewards(client: httpx2.AsyncClient, body: dict[str, Any]) -> list[list[float | None]]:

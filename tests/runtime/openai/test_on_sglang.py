@@ -15,6 +15,7 @@ from runtime.openai.openai_options import OpenaiOptions, ServedModel
 from runtime.text import Text
 from search.engine import Branch, Sampling, Step, Trajectory
 from search.tree import Finish
+from tests.closing import closing
 from tests.runtime.sglang.support import SharedServers
 
 pytestmark = [
@@ -52,10 +53,11 @@ async def engine(yard: SharedServers) -> AsyncIterator[OpenaiEngine]:
 async def test_steps_and_rewards_are_the_embedded_engines(engine: OpenaiEngine) -> None:
     """Greedy, step after step to the end: ids, texts, finishes, log-probabilities; rewards to
     1e-4, which SGLang tells of the likeliest tokens alone."""
-    embedded = await EmbeddedEngine.start(
-        EngineOptions(str(POLICY), str(PRM), reward_format=FORMAT, threads=1)
-    )
-    try:
+    async with closing(
+        await EmbeddedEngine.start(
+            EngineOptions(str(POLICY), str(PRM), reward_format=FORMAT, threads=1)
+        )
+    ) as embedded:
         steps: list[Step] = []
         while not steps or (steps[-1].finish is Finish.STEP and len(steps) < 8):
             prefix = PROMPT + tuple(token for step in steps for token in step.tokens)
@@ -77,8 +79,6 @@ async def test_steps_and_rewards_are_the_embedded_engines(engine: OpenaiEngine) 
         ours = await engine.score("oak", PROMPT, QUESTION, paths)
         theirs = await embedded.score("oak", PROMPT, QUESTION, paths)
         assert ours == pytest.approx(theirs, abs=1e-4)
-    finally:
-        await embedded.close()
 
 
 async def test_cached_tokens_are_told(engine: OpenaiEngine) -> None:

@@ -28,6 +28,7 @@ from search.engine import Branch, LogitsParams, Sampling, Step, Trajectory
 from search.problem import Problem
 from search.spec import SearchSpec
 from search.tree import Finish
+from tests.closing import closing
 from tests.runtime.openai.vllm_server import serving
 from tests.runtime.published_models import qwen_prm_for_vllm
 
@@ -109,10 +110,11 @@ async def same_steps(
 
 async def test_steps_and_rewards_are_the_embedded_engines(engine: OpenaiEngine, prm: Path) -> None:
     """Greedy, step after step to the end; rewards to 1e-3."""
-    embedded = await EmbeddedEngine.start(
-        EngineOptions(str(POLICY), str(prm), reward_format=FORMAT, threads=1)
-    )
-    try:
+    async with closing(
+        await EmbeddedEngine.start(
+            EngineOptions(str(POLICY), str(prm), reward_format=FORMAT, threads=1)
+        )
+    ) as embedded:
         steps = await same_steps(engine, embedded, GREEDY)
         paths = [
             Trajectory(n, tuple(s.tokens for s in steps[:n]), tuple(s.text for s in steps[:n]))
@@ -121,8 +123,6 @@ async def test_steps_and_rewards_are_the_embedded_engines(engine: OpenaiEngine, 
         ours = await engine.score("oak", PROMPT, QUESTION, paths)
         theirs = await embedded.score("oak", PROMPT, QUESTION, paths)
         assert ours == pytest.approx(theirs, abs=1e-3)
-    finally:
-        await embedded.close()
 
 
 @pytest.mark.parametrize("policy", ["best_of_n", "rebase", "dvts", "ets"])
@@ -164,11 +164,10 @@ async def test_sampling_parameters_are_the_embedded_engines(
     assert set(params.asked()) <= set(engine.capabilities.logits_params)
     heat = 2.0 if {*params.asked()} <= {"top_k", "min_p"} else 0.0
     sampling = replace(GREEDY, temperature=heat, logits=params, prompt_tokens=len(PROMPT))
-    embedded = await EmbeddedEngine.start(EngineOptions(str(POLICY), threads=1))
-    try:
+    async with closing(
+        await EmbeddedEngine.start(EngineOptions(str(POLICY), threads=1))
+    ) as embedded:
         steps = await same_steps(engine, embedded, sampling)
-    finally:
-        await embedded.close()
     assert sum(len(step.tokens) for step in steps) > params.min_tokens
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from runtime.servers.remote_server import ServerTimes
 from runtime.sglang.replica import Replica
+from tests.closing import closing
 
 Heard = list[tuple[str, dict[str, Any]]]
 """What came in: paths and bodies."""
@@ -36,8 +37,7 @@ async def answering(
 
     async with await asyncio.start_server(one, "127.0.0.1", 0) as listening:
         url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
-        replica = Replica(url, ServerTimes(connect=5, answer=600, probe=probe, stall=30))
-        try:
+        async with closing(
+            Replica(url, ServerTimes(connect=5, answer=600, probe=probe, stall=30))
+        ) as replica:
             yield replica, heard
-        finally:
-            await replica.close()

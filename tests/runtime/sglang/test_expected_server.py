@@ -20,6 +20,7 @@ from runtime.sglang.sglang_engine import SglangEngine
 from runtime.sglang.sglang_options import SglangOptions
 from runtime.text import Text
 from search.engine import EngineDown
+from tests.closing import closing
 from tests.runtime.test_reward_models import CASES
 from tests.runtime.tiny_models import make_checkpoint
 
@@ -292,28 +293,27 @@ async def test_who_comes_back_as_another_model_gets_no_work(
     monkeypatch.setattr(liveness, "REVIVAL_WAITS", (0.01,))
     other, as_it_was = make_checkpoint(tmp_path, "qwen3"), described(POLICY)
     as_it_was["/server_info"]["internal_states"] = [PLUGGED]
-    async with stubs(as_it_was | {"/health": 503}) as (stub,):
-        engine = await SglangEngine.start(options(stub.url))
-        try:
-            (server,) = engine._policy.replicas
-            for said, why in (
-                (described(other), "another model"),
-                (described(POLICY), "draws by seed no more"),
-                (described(POLICY, max_req_input_len=50, internal_states=[PLUGGED]), "context is"),
-            ):
-                stub.said = {"/health": 503}
-                with pytest.raises(EngineDown):
-                    await engine.health()
-                stub.said = said | {"/health": {}, "/health_generate": {}}
-                await until(lambda why=why: why in server.wrong)
-                assert not server.up
-                with pytest.raises(EngineDown, match=f"no policy server answers: .*{why}"):
-                    await engine.health()
-            stub.said = as_it_was | {"/health": {}, "/health_generate": {}}
-            await until(lambda: server.up)
-            await engine.health()
-        finally:
-            await engine.close()
+    async with (
+        stubs(as_it_was | {"/health": 503}) as (stub,),
+        closing(await SglangEngine.start(options(stub.url))) as engine,
+    ):
+        (server,) = engine._policy.replicas
+        for said, why in (
+            (described(other), "another model"),
+            (described(POLICY), "draws by seed no more"),
+            (described(POLICY, max_req_input_len=50, internal_states=[PLUGGED]), "context is"),
+        ):
+            stub.said = {"/health": 503}
+            with pytest.raises(EngineDown):
+                await engine.health()
+            stub.said = said | {"/health": {}, "/health_generate": {}}
+            await until(lambda why=why: why in server.wrong)
+            assert not server.up
+            with pytest.raises(EngineDown, match=f"no policy server answers: .*{why}"):
+                await engine.health()
+        stub.said = as_it_was | {"/health": {}, "/health_generate": {}}
+        await until(lambda: server.up)
+        await engine.health()
     assert "it gets no work: http" in caplog.text
 
 

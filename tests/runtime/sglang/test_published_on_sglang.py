@@ -20,6 +20,7 @@ from runtime.reward_format import reward_format
 from runtime.sglang.launched_server import LaunchedServer
 from runtime.sglang.sglang_engine import SglangEngine
 from runtime.sglang.sglang_options import SglangOptions
+from tests.closing import closing
 from tests.runtime.published_models import EIGHT_STEPS, FORMATS, REWARDS, tiny
 from tests.runtime.sglang.support import ON_SERVERS, START_SECONDS, SharedServers, stock
 from tests.runtime.test_published_models import IDS, PATHS, TOKENS, WITHIN
@@ -103,11 +104,8 @@ async def test_a_rows_models_are_transformers(
             reward_format=form,
             probe_seconds=60.0,
         )
-        engine = await SglangEngine.start(options)
-        try:
+        async with closing(await SglangEngine.start(options)) as engine:
             rewards = await engine.score("oak", PROMPT, QUESTION, PATHS)
-        finally:
-            await engine.close()
         expected = REWARDS[form](folders[1], EIGHT_STEPS)
         print(f"{prm}: {largest(rewards, expected):.1e}")
         assert largest(rewards, expected) <= WITHIN

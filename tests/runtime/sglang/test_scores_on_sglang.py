@@ -15,6 +15,7 @@ from search.engine import Engine
 from server.app import create_app
 from server.service import create_service
 from server.settings import Settings
+from tests.closing import closing
 from tests.runtime.sglang.support import SharedServers
 
 pytestmark = [
@@ -50,11 +51,10 @@ async def test_rewards_are_the_embedded_engines(yard: SharedServers) -> None:
     engine = (await yard.launched()).engine
     many = await scores(engine, {"items": ITEMS})
     one = [(await scores(engine, item))[0] for item in ITEMS]
-    embedded = await EmbeddedEngine.start(EngineOptions(POLICY, PRM, "math-shepherd"))
-    try:
+    async with closing(
+        await EmbeddedEngine.start(EngineOptions(POLICY, PRM, "math-shepherd"))
+    ) as embedded:
         expected = await scores(embedded, {"items": ITEMS})
-    finally:
-        await embedded.close()
     for own, alone, there in zip(many, one, expected, strict=True):
         assert own == pytest.approx(alone, abs=1e-3)
         assert own == pytest.approx(there, abs=1e-3)

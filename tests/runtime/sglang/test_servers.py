@@ -35,6 +35,7 @@ from search.engine import (
     Trajectory,
 )
 from search.tree import Finish, node_seed
+from tests.closing import closing
 from tests.runtime.sglang.real_searches import (
     POLICY,
     PRM,
@@ -95,8 +96,9 @@ async def test_launched_servers_begin_with_the_engine(yard: SharedServers) -> No
 @pytest.mark.promise("On SGLang greedy steps are the embedded engine's, and rewards within 0.02")
 async def test_greedy_steps_and_rewards_are_the_embedded_engines(engine: SglangEngine) -> None:
     """Step after step to the end: ids, texts, finishes; rewards within 0.02."""
-    embedded = await EmbeddedEngine.start(EngineOptions(POLICY, PRM, threads=1))
-    try:
+    async with closing(
+        await EmbeddedEngine.start(EngineOptions(POLICY, PRM, threads=1))
+    ) as embedded:
         for number, question in enumerate(QUESTIONS):
             prompt = prompt_of(question)
             steps: list[Step] = []
@@ -118,22 +120,19 @@ async def test_greedy_steps_and_rewards_are_the_embedded_engines(engine: SglangE
             theirs = await embedded.score(f"g{number}", prompt, question, paths)
             assert ours == pytest.approx(theirs, abs=0.02)
             assert steps[-1].finish is Finish.END
-    finally:
-        await embedded.close()
 
 
 async def test_draws_by_seed_are_the_embedded_engines(engine: SglangEngine) -> None:
     """The plug-in draws by the embedded engine's noise: in float32 hardly a step differs."""
     assert (engine.capabilities.exact, engine.capabilities.reproducible) == (False, "seeded")
     prompt, sampling = prompt_of("Use 5 6 7 8 to make 24."), Sampling(temperature=0.8, top_p=0.9)
-    embedded = await EmbeddedEngine.start(EngineOptions(POLICY, PRM, threads=1))
-    try:
+    async with closing(
+        await EmbeddedEngine.start(EngineOptions(POLICY, PRM, threads=1))
+    ) as embedded:
         branches = fork(prompt, 32)
         ours = await engine.expand("seeds", branches, sampling)
         theirs = await embedded.expand("seeds", branches, sampling)
         again = await engine.expand("again", branches, sampling)
-    finally:
-        await embedded.close()
     assert len({step.tokens for step in ours}) > 4
     assert [step.tokens for step in again] == [step.tokens for step in ours]
     same = sum(a.tokens == b.tokens for a, b in zip(ours, theirs, strict=True))
@@ -222,8 +221,9 @@ async def test_steps_drawn_early_leave_trees_alone(
 ) -> None:
     """Some are used, all are told, none is left at work; the servers were launched for it."""
     policy, reward = await yard.have("policy", "reward")
-    early = await SglangEngine.start(options([policy], [reward], speculate=True))
-    try:
+    async with closing(
+        await SglangEngine.start(options([policy], [reward], speculate=True))
+    ) as early:
         outcomes = [await grown(early, question, width=8) for question in QUESTIONS[:2]]
         usage = await early.usage()
         assert usage.totals.speculated_used > 0
@@ -231,8 +231,6 @@ async def test_steps_drawn_early_leave_trees_alone(
         drawn = sum(outcome.stats.generated_tokens for outcome in outcomes)
         assert cost == drawn + usage.totals.speculated_wasted
         await until_idle(policy)
-    finally:
-        await early.close()
     for outcome, question in zip(outcomes, QUESTIONS[:2], strict=True):
         plain = await grown(engine, question, width=8)
         assert steps_of(outcome) == steps_of(plain)
@@ -323,32 +321,27 @@ async def test_rewards_without_a_reward_model(yard: SharedServers) -> None:
     """Mean log-probabilities: of steps drawn here, and the same when they are read; a judge's."""
     policy, _ = await yard.have("policy", "reward")
     prompt = prompt_of(QUESTIONS[0])
-    engine = await SglangEngine.start(options([policy], []))
-    try:
+    async with closing(await SglangEngine.start(options([policy], []))) as engine:
         steps = await engine.expand("drawn", fork(prompt, 4), Sampling())
         paths = [Trajectory(i + 1, (s.tokens,), (s.text,)) for i, s in enumerate(steps)]
         drawn = await engine.score("drawn", prompt, "", paths)
         read = await engine.score("read", prompt, "", paths)
         assert drawn == pytest.approx(read, abs=1e-3)
-    finally:
-        await engine.close()
-    judging = await SglangEngine.start(options([policy], [], reward_format="generative"))
-    try:
+    async with closing(
+        await SglangEngine.start(options([policy], [], reward_format="generative"))
+    ) as judging:
         rewards = await judging.score("judged", prompt, QUESTIONS[0], paths[:2])
         assert all(0 <= reward <= 1 for reward in rewards)
         cost = await judging.release("judged")
         assert (cost.decoded_tokens, cost.prm_tokens > 0) == (0, True)
-    finally:
-        await judging.close()
 
 
 async def test_a_verifier_judges_what_servers_draw(engine: SglangEngine) -> None:
     """As a factor of the reward model's: a step with a wrong sum has none left, others keep what
     the same server says of them alone. A search asks it once a round."""
-    verifier = await start_verifier(VerifierOptions("arithmetic"))
-    checked = VerifiedEngine(engine, verifier, alone=False)
     prompt, wrong = prompt_of(QUESTIONS[0]), "13 - 9 = 5 (left: 4 5 10)\n\n"
-    try:
+    async with closing(await start_verifier(VerifierOptions("arithmetic"))) as verifier:
+        checked = VerifiedEngine(engine, verifier, alone=False)
         steps = await checked.expand("oak", fork(prompt, 4), Sampling(stop=("\n\n",)))
         drawn = [(step.tokens, step.text) for step in steps] + [(tuple(TEXT.encode(wrong)), wrong)]
         paths = [Trajectory(i + 1, (ids,), (text,)) for i, (ids, text) in enumerate(drawn)]
@@ -366,8 +359,6 @@ async def test_a_verifier_judges_what_servers_draw(engine: SglangEngine) -> None
         usage = await checked.usage()
         assert usage.totals.verifier_calls == 1 + outcome.stats.rounds
         assert usage.totals.verifier_failures == 0
-    finally:
-        await verifier.close()
 
 
 async def test_the_command_line_on_running_servers(yard: SharedServers) -> None:
@@ -431,9 +422,8 @@ async def test_a_stock_server_passes_over_what_our_plug_in_is_told(yard: SharedS
 async def test_searches_go_on_when_one_of_two_servers_is_killed(yard: SharedServers) -> None:
     """All are answered, on the server that is left, and nothing is left at work there."""
     left, killed = await yard.have("policy", "stock")
-    engine = await SglangEngine.start(options([left, killed], []))
-    assert engine.capabilities.reproducible == "no"  # one of them is without our plug-in
-    try:
+    async with closing(await SglangEngine.start(options([left, killed], []))) as engine:
+        assert engine.capabilities.reproducible == "no"  # one of them is without our plug-in
         questions = [f"Use {a} 9 10 13 to make 24." for a in range(1, 9)]
         spec = {"policy": "rebase", "width": 8}
         searches = [asyncio.create_task(grown(engine, q, **spec)) for q in questions]
@@ -446,5 +436,3 @@ async def test_searches_go_on_when_one_of_two_servers_is_killed(yard: SharedServ
         assert all(outcome.stats.finished == 8 for outcome in outcomes)
         assert engine.moves > 0
         await until_idle(left)
-    finally:
-        await engine.close()

@@ -17,6 +17,7 @@ from runtime.sglang.sglang_engine import SglangEngine
 from runtime.sglang.step_request import StepRequest
 from search.engine import Branch
 from search.outcome import Outcome
+from tests.closing import closing
 from tests.runtime.sglang.real_searches import grown, options
 from tests.runtime.sglang.support import START_SECONDS, SharedServers, stock
 
@@ -107,19 +108,13 @@ async def test_a_small_pool_grows_the_same_trees(
     """Where rounds wait for room and steps are asked for in two requests, every step and answer is
     the one of a pool that holds all; there, none of this happens."""
     policy, reward = await yard.have("policy", "reward")
-    ample = await SglangEngine.start(options([policy], [reward]))
-    try:
+    async with closing(await SglangEngine.start(options([policy], [reward]))) as ample:
         known = await all_grown(ample)
-    finally:
-        await ample.close()
     assert set(asked.at_once) == {SPEC["max_step_tokens"]}
     assert asked.went_on == asked.held_back == 0
     asked.at_once.clear()
-    engine = await SglangEngine.start(options([small], [reward]))
-    try:
+    async with closing(await SglangEngine.start(options([small], [reward]))) as engine:
         found = await all_grown(engine)
-    finally:
-        await engine.close()
     assert min(asked.at_once) < SPEC["max_step_tokens"]
     assert asked.went_on > 0
     assert asked.held_back > 0
