@@ -7,15 +7,15 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from models.bundled import SPRIG_FOLDER
 from runtime.embedded.embedded_engine import EmbeddedEngine
 from runtime.embedded.options import EngineOptions
 from runtime.openai.openai_engine import OpenaiEngine
 from runtime.openai.openai_options import OpenaiOptions, ServedModel
-from runtime.text import Text
-from search.engine import Branch, Sampling, Step, Trajectory
+from search.engine import Branch
 from search.tree import Finish
 from tests.closing import closing
+from tests.runtime.same_on_engines import GREEDY, near_rewards, same_steps
+from tests.runtime.sglang.real_searches import POLICY, PRM, QUESTIONS, prompt_of
 from tests.runtime.sglang.support import SharedServers
 
 pytestmark = [
@@ -26,12 +26,9 @@ pytestmark = [
     pytest.mark.asyncio(loop_scope="session"),
 ]
 
-POLICY, PRM = SPRIG_FOLDER / "policy", SPRIG_FOLDER / "prm"
 FORMAT = "math-shepherd"
-TEXT = Text(POLICY)
-GREEDY = Sampling(temperature=0.0, stop=("\n\n",), max_step_tokens=64)
-QUESTION = "Use 4 9 10 13 to make 24."
-PROMPT = tuple(TEXT.encode_chat([{"role": "user", "content": QUESTION}]))
+QUESTION = QUESTIONS[0]
+PROMPT = prompt_of(QUESTION)
 
 
 @pytest_asyncio.fixture(loop_scope="session")
@@ -58,27 +55,9 @@ async def test_steps_and_rewards_are_the_embedded_engines(engine: OpenaiEngine) 
             EngineOptions(str(POLICY), str(PRM), reward_format=FORMAT, threads=1)
         )
     ) as embedded:
-        steps: list[Step] = []
-        while not steps or (steps[-1].finish is Finish.STEP and len(steps) < 8):
-            prefix = PROMPT + tuple(token for step in steps for token in step.tokens)
-            branch = Branch(len(steps), 0, prefix, 1, 64, len(steps) + 1)
-            (ours,) = await engine.expand("oak", [branch], GREEDY)
-            (theirs,) = await embedded.expand("oak", [branch], GREEDY)
-            assert (ours.tokens, ours.text, ours.finish) == (
-                theirs.tokens,
-                theirs.text,
-                theirs.finish,
-            )
-            assert ours.logprob == pytest.approx(theirs.logprob, abs=1e-3)
-            steps.append(ours)
-        assert steps[-1].finish is Finish.END
-        paths = [
-            Trajectory(n, tuple(s.tokens for s in steps[:n]), tuple(s.text for s in steps[:n]))
-            for n in range(1, len(steps) + 1)
-        ]
-        ours = await engine.score("oak", PROMPT, QUESTION, paths)
-        theirs = await embedded.score("oak", PROMPT, QUESTION, paths)
-        assert ours == pytest.approx(theirs, abs=1e-4)
+        steps = await same_steps(engine, embedded, QUESTION)
+        assert steps[-1][0].finish is Finish.END
+        await near_rewards(engine, embedded, QUESTION, steps, 1e-4)
 
 
 async def test_cached_tokens_are_told(engine: OpenaiEngine) -> None:

@@ -24,13 +24,15 @@ from runtime.openai.openai_engine import OpenaiEngine
 from runtime.openai.openai_options import OpenaiOptions, ServedModel
 from runtime.text import Text
 from search.controller import search
-from search.engine import Branch, LogitsParams, Sampling, Step, Trajectory
+from search.engine import Branch, LogitsParams, Sampling
 from search.problem import Problem
 from search.spec import SearchSpec
 from search.tree import Finish
 from tests.closing import closing
 from tests.runtime.openai.vllm_server import serving
 from tests.runtime.published_models import qwen_prm_for_vllm
+from tests.runtime.same_on_engines import GREEDY, near_rewards, same_steps
+from tests.runtime.sglang.real_searches import prompt_of
 
 pytestmark = [
     pytest.mark.slow,
@@ -42,7 +44,7 @@ pytestmark = [
 POLICY = SPRIG_FOLDER / "policy"
 TEXT = Text(POLICY)
 QUESTION = "Use 4 9 10 13 to make 24."
-PROMPT = tuple(TEXT.encode_chat([{"role": "user", "content": QUESTION}]))
+PROMPT = prompt_of(QUESTION)
 SCHEMA = {
     "type": "object",
     "properties": {"sum": {"type": "integer", "minimum": 0, "maximum": 99}},
@@ -54,7 +56,6 @@ OPTIONS = (
     '--structured-outputs-config={"backend": "xgrammar", "disable_any_whitespace": true}',
 )
 """Under a schema no reply goes on in blanks for good."""
-GREEDY = Sampling(temperature=0.0, stop=("\n\n",), max_step_tokens=64)
 FORMAT = "qwen2.5-math-prm"
 
 
@@ -92,22 +93,6 @@ async def engine(servers: tuple[str, str], prm: Path) -> AsyncIterator[OpenaiEng
     await made.close()
 
 
-async def same_steps(
-    engine: OpenaiEngine, embedded: EmbeddedEngine, sampling: Sampling
-) -> list[Step]:
-    """Step after step to the end, the same on both engines."""
-    steps: list[Step] = []
-    while not steps or (steps[-1].finish is Finish.STEP and len(steps) < 8):
-        prefix = PROMPT + tuple(token for step in steps for token in step.tokens)
-        branch = Branch(len(steps), 0, prefix, 1, 64, len(steps) + 1)
-        (ours,) = await engine.expand("oak", [branch], sampling)
-        (theirs,) = await embedded.expand("oak", [branch], sampling)
-        assert (ours.tokens, ours.text, ours.finish) == (theirs.tokens, theirs.text, theirs.finish)
-        assert ours.logprob == pytest.approx(theirs.logprob, abs=1e-3)
-        steps.append(ours)
-    return steps
-
-
 async def test_steps_and_rewards_are_the_embedded_engines(engine: OpenaiEngine, prm: Path) -> None:
     """Greedy, step after step to the end; rewards to 1e-3."""
     async with closing(
@@ -115,14 +100,8 @@ async def test_steps_and_rewards_are_the_embedded_engines(engine: OpenaiEngine, 
             EngineOptions(str(POLICY), str(prm), reward_format=FORMAT, threads=1)
         )
     ) as embedded:
-        steps = await same_steps(engine, embedded, GREEDY)
-        paths = [
-            Trajectory(n, tuple(s.tokens for s in steps[:n]), tuple(s.text for s in steps[:n]))
-            for n in range(1, len(steps) + 1)
-        ]
-        ours = await engine.score("oak", PROMPT, QUESTION, paths)
-        theirs = await embedded.score("oak", PROMPT, QUESTION, paths)
-        assert ours == pytest.approx(theirs, abs=1e-3)
+        steps = await same_steps(engine, embedded, QUESTION)
+        await near_rewards(engine, embedded, QUESTION, steps, 1e-3)
 
 
 @pytest.mark.parametrize("policy", ["best_of_n", "rebase", "dvts", "ets"])
@@ -167,8 +146,8 @@ async def test_sampling_parameters_are_the_embedded_engines(
     async with closing(
         await EmbeddedEngine.start(EngineOptions(str(POLICY), threads=1))
     ) as embedded:
-        steps = await same_steps(engine, embedded, sampling)
-    assert sum(len(step.tokens) for step in steps) > params.min_tokens
+        steps = await same_steps(engine, embedded, QUESTION, sampling)
+    assert sum(len(ours.tokens) for ours, _ in steps) > params.min_tokens
 
 
 async def test_whole_blocks_are_cached(engine: OpenaiEngine) -> None:

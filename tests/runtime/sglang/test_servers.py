@@ -31,11 +31,11 @@ from search.engine import (
     Hint,
     PrefixTooLong,
     Sampling,
-    Step,
     Trajectory,
 )
 from search.tree import Finish, node_seed
 from tests.closing import closing
+from tests.runtime.same_on_engines import GREEDY, near_rewards, same_steps
 from tests.runtime.sglang.real_searches import (
     POLICY,
     PRM,
@@ -48,8 +48,6 @@ from tests.runtime.sglang.real_searches import (
 from tests.runtime.sglang.support import KV_TOKENS, ON_SERVERS, ROOT, SharedServers
 
 pytestmark = [*ON_SERVERS, pytest.mark.asyncio(loop_scope="session")]
-
-GREEDY = Sampling(temperature=0.0, stop=("\n\n",), max_step_tokens=64)
 
 
 def fork(prefix: tuple[int, ...], children: int, *, parent: int = 0, limit: int = 64):
@@ -99,27 +97,12 @@ async def test_greedy_steps_and_rewards_are_the_embedded_engines(engine: SglangE
     async with closing(
         await EmbeddedEngine.start(EngineOptions(POLICY, PRM, threads=1))
     ) as embedded:
-        for number, question in enumerate(QUESTIONS):
-            prompt = prompt_of(question)
-            steps: list[Step] = []
-            while not steps or (steps[-1].finish is Finish.STEP and len(steps) < 8):
-                prefix = prompt + tuple(t for step in steps for t in step.tokens)
-                branches = fork(prefix, 1, parent=len(steps))
-                ours = await engine.expand(f"g{number}", branches, GREEDY)
-                theirs = await embedded.expand(f"g{number}", branches, GREEDY)
-                assert (ours[0].tokens, ours[0].text) == (theirs[0].tokens, theirs[0].text)
-                assert ours[0].finish is theirs[0].finish
-                assert ours[0].logprob == pytest.approx(theirs[0].logprob, abs=1e-3)
-                assert ours[0].entropy == pytest.approx(theirs[0].entropy, abs=0.05)
-                steps += ours
-            paths = [
-                Trajectory(n, tuple(s.tokens for s in steps[:n]), tuple(s.text for s in steps[:n]))
-                for n in range(1, len(steps) + 1)
-            ]
-            ours = await engine.score(f"g{number}", prompt, question, paths)
-            theirs = await embedded.score(f"g{number}", prompt, question, paths)
-            assert ours == pytest.approx(theirs, abs=0.02)
-            assert steps[-1].finish is Finish.END
+        for question in QUESTIONS:
+            steps = await same_steps(engine, embedded, question)
+            for ours, theirs in steps:
+                assert ours.entropy == pytest.approx(theirs.entropy, abs=0.05)
+            assert steps[-1][0].finish is Finish.END
+            await near_rewards(engine, embedded, question, steps, 0.02)
 
 
 async def test_draws_by_seed_are_the_embedded_engines(engine: SglangEngine) -> None:
