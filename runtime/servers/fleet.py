@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
+from runtime.all_of import all_of
 from runtime.servers.remote_server import RemoteServer
 from runtime.servers.routing import Routing
 from runtime.servers.server_errors import ReplicaLost, WrongServer
@@ -161,14 +162,10 @@ async def _metrics_of(replica: RemoteServer) -> ServerMetrics:
 
 
 async def wait_for_all(fleets: Iterable[Fleet[Any]], seconds: float) -> None:
-    """``wait_for`` each server of some fleets, all at once. Raises what the first failure is."""
-    try:
-        async with asyncio.TaskGroup() as meetings:
-            for fleet in fleets:
-                for replica in fleet.replicas:
-                    meetings.create_task(wait_for(replica, fleet.what, seconds))
-    except BaseExceptionGroup as several:
-        raise several.exceptions[0] from None  # what one server is will not get better
+    """``wait_for`` each server of some fleets, all at once. Raises what the first failure is:
+    what one server is will not get better."""
+    replicas = [(replica, fleet.what) for fleet in fleets for replica in fleet.replicas]
+    await all_of(wait_for(replica, what, seconds) for replica, what in replicas)
 
 
 async def wait_for(replica: RemoteServer, what: str, seconds: float) -> None:
