@@ -62,8 +62,13 @@ ABLE = ("evicts", "seeds", "chains", "outputs")
 """What the plug-in may be able to do on a server."""
 
 REWARD_MODELS = "hedgerow_sglang.reward_models"
-"""For ``SGLANG_EXTERNAL_MODEL_PACKAGE``: classes of reward models that SGLang lacks."""
-REWARD_CLASSES = ("Qwen2ForPrmModel", "Qwen2ForProcessRewardModel")
+"""For ``SGLANG_EXTERNAL_MODEL_PACKAGE``: reward models that SGLang lacks or loads wrongly."""
+REWARD_CLASSES = (
+    "Qwen2ForPrmModel",
+    "Qwen2ForProcessRewardModel",
+    "Qwen2ForSequenceClassification",
+    "Qwen3ForSequenceClassification",
+)
 """Their names, as checkpoints have them under ``architectures``."""
 
 _WORD = 1 << 64

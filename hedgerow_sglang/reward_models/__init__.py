@@ -1,4 +1,4 @@
-"""Classes of public process reward models that SGLang lacks.
+"""Classes of reward models that SGLang lacks, or loads wrongly.
 
 SGLang loads them where ``SGLANG_EXTERNAL_MODEL_PACKAGE`` names this package. A module holds one or
 more classes by the names that checkpoints have under ``architectures``, listed in ``EntryClass``;

@@ -271,7 +271,8 @@ def test_a_check_refuses_what_a_start_would(settings: dict[str, str], message: s
     [
         ('{"architectures": ["Qwen2ForProcessRewardModel"]}', REWARD_MODELS),
         ('{"architectures": ["Qwen2ForPrmModel"]}', REWARD_MODELS),
-        ('{"architectures": ["Qwen2ForSequenceClassification"]}', None),
+        ('{"architectures": ["Qwen2ForSequenceClassification"]}', REWARD_MODELS),
+        ('{"architectures": ["LlamaForSequenceClassification"]}', None),
         ("{}", None),
         ("", None),
     ],
