@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+from loadtest.hostile.toxics import listening
 from runtime.servers.remote_server import ServerTimes
 from runtime.sglang.replica import Replica
 from tests.closing import closing
@@ -24,19 +25,21 @@ async def answering(
     heard: Heard = []
 
     async def one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
-        size = int(head.partition("content-length:")[2].split()[0])
-        heard.append((head.split()[1], json.loads(await reader.readexactly(size))))
-        said = answer(len(heard))
-        if said is None:
-            await reader.read()
-        else:
-            writer.write(said)
-            await writer.drain()
-        writer.close()
+        try:
+            head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+            size = int(head.partition("content-length:")[2].split()[0])
+            heard.append((head.split()[1], json.loads(await reader.readexactly(size))))
+            said = answer(len(heard))
+            if said is None:
+                await reader.read()
+            else:
+                writer.write(said)
+                await writer.drain()
+        finally:
+            writer.close()
 
-    async with await asyncio.start_server(one, "127.0.0.1", 0) as listening:
-        url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
+    async with listening(one) as port:
+        url = f"http://127.0.0.1:{port}"
         async with closing(
             Replica(url, ServerTimes(connect=5, answer=600, probe=probe, stall=30))
         ) as replica:
