@@ -3,7 +3,7 @@
 # make release  an SBOM and the licences of what is installed, in build/      make audit   known faults
 # make nightly what takes hours: the hostile run, schemathesis at length, tests marked so, and make clients
 # make clients more clients that people have, in environments of their own under .venv (3 GB)
-# make quick   the quick suite      make lint   style, types, import arrows
+# make quick   what is quick of it, with fewer random examples      make lint   style, types, import arrows
 # make check   test and test-sglang in one run
 # make mutants whether the tests notice small faults in what everything rests on
 # make test-sglang   the tests against real SGLang servers, which run on the CPU in .venv-sglang
@@ -45,11 +45,11 @@ PIP := pip install -q --disable-pip-version-check --no-compile
 serve: $(SERVED)
 	$(BIN)/hedgerow serve $(SERVE)
 
-test: quick
-	$(BIN)/pytest -m "slow and not sglang and not vllm and not clients and not nightly" $(SPREAD)
+test: $(READY)
+	$(BIN)/pytest -m "not sglang and not nightly and not vllm and not clients" $(SPREAD)
 
 quick: $(READY)
-	$(BIN)/pytest -m "not slow and not sglang" $(SPREAD)
+	$(BIN)/pytest -m "not slow and not sglang" --hypothesis-profile=quick $(SPREAD)
 
 nightly: $(READY) $(PLUGIN_READY) $(SMG_READY) clients
 	$(BIN)/pytest -m "nightly and not clients"

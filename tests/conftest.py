@@ -35,6 +35,7 @@ settings.register_profile(
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow],
 )
+settings.register_profile("quick", settings.get_profile("fresh"), max_examples=25)
 settings.register_profile(
     "mutants",  # by the one seed that pyproject.toml gives, and a failure is enough
     settings.get_profile("fresh"),

@@ -214,8 +214,9 @@ SLOW = {
     "two threads",
     "beside seven others",
     "drafts, deduplicated",
+    "everything",
 }
-"""Changes that take a while and whose like is among the others, or in everything."""
+"""Changes that take a while."""
 NIGHTLY = {"two candidates a draft", "drafts one after another", "speculative expansion"}
 """Of which others are more."""
 
