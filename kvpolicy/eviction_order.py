@@ -1,4 +1,4 @@
-"""Equation (2) as an order, and how much of each block a budget keeps in that order."""
+"""The weights of equation (2), by which blocks are evicted."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ Bools = NDArray[np.bool_]
 
 
 class Infeasible(Exception):
-    """A budget that cannot hold what must stay. ``needed`` and ``budget`` are in tokens."""
+    """A budget is too small for what must stay. ``needed`` and ``budget`` are in tokens."""
 
-    def __init__(self, needed: int, budget: int, what: str) -> None:
-        super().__init__(f"budget: {budget} tokens; {what} need {needed}")
+    def __init__(self, needed: int, budget: int, subject: str) -> None:
+        super().__init__(f"budget: {budget} tokens; {subject} need {needed}")
         self.needed = needed
         self.budget = budget
 
@@ -36,8 +36,8 @@ class EvictionParams:
 
 
 SERVING_PARAMS = EvictionParams(distance_decay=0.0)
-"""The engines': best-first search returns to the best open node, however far, and a decay by
-distance lost to lru."""
+"""What the engines use. No decay by distance: best-first search returns to the best open node,
+however far away, and with the decay it lost to lru."""
 
 
 def static_weight(score: Floats, depth: Ints, params: EvictionParams) -> Floats:

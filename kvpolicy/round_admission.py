@@ -1,10 +1,9 @@
-"""Which searches may run a round on a server, by what each needs of its KV, and how much of each
-draw to ask for.
+"""Decide by KV which searches may run a round on a server, and how many tokens to ask for per draw.
 
-Searches whose rounds take turns in a pool that holds only some of them have each other's prefixes
-evicted: every round reads again what the others' have pushed out. So a search holds its share from
+Searches whose rounds take turns in a pool that holds only some of them evict each other's prefixes:
+every round computes again what the others' rounds have pushed out. So a search holds its share from
 its first round to its end, the oldest first, and the others wait. A round needs the paths that it
-draws from and what it draws; what else its search may come back to is kept as far as there is room.
+draws from and what it draws; whatever else its search may come back to stays as far as it fits.
 """
 
 from __future__ import annotations
@@ -18,43 +17,43 @@ from operator import ne
 def may_run(needs: Sequence[int], capacity: int) -> list[bool]:
     """Whether each search may run a round; ``needs``: their tokens of KV, the oldest search first.
 
-    One may if it fits beside all older ones that may, and the oldest in any case. So nothing that
-    comes later holds a search back, and each runs at the latest when those before it have ended;
-    what does not fit keeps no smaller one waiting.
+    A search may run if it fits beside all older ones that may; the oldest always may. So a search
+    never waits for a later one, it runs at the latest when all earlier ones have ended, and one
+    that does not fit does not keep smaller ones waiting.
     """
-    left, may = capacity, []
+    remaining, allowed = capacity, []
     for place, need in enumerate(needs):
-        runs = not place or need <= left
-        left -= need if runs else 0
-        may.append(runs)
-    return may
+        runs = not place or need <= remaining
+        remaining -= need if runs else 0
+        allowed.append(runs)
+    return allowed
 
 
 def tokens_of(paths: Iterable[tuple[int, ...]]) -> int:
-    """Tokens that a cache of prefixes holds for these paths: what several begin with once."""
+    """Tokens that a prefix cache holds for these paths; a common prefix counts once."""
     distinct = sorted(set(paths))
-    shared = sum(_shared(*neighbours) for neighbours in pairwise(distinct))
-    return sum(map(len, distinct)) - shared
+    common = sum(_common_length(*neighbours) for neighbours in pairwise(distinct))
+    return sum(map(len, distinct)) - common
 
 
 def tokens_at_once(
     lengths: Mapping[int, int], *, draws: int, limit: int, pool: int, held: int, longest: int
 ) -> int:
-    """The most tokens to ask for of each of a round's draws; a longer one is asked to go on.
+    """The most tokens to request for each draw of a round; a longer step is continued by another.
 
-    SGLang lets in together what finds room for all that it may draw, and counts as room whatever no
+    SGLang admits a request if the pool has room for all its tokens, where room is whatever no
     request reads at that moment. So steps that end long before their ``limit`` leave most of a pool
-    unused, and too many at once evict what the round reads next. Of the lengths that steps have had
-    (``lengths``: how many of each), this is the one with which the round takes the fewest passes,
-    all of the limit where none takes fewer; never one with which more is drawn at once, on the
-    average, than fits the ``pool`` beside what the round reads (``held`` tokens, of which the
-    ``longest`` path is in use in any case). A draw takes a place for the last token of its prefix,
-    too, which is read anew.
+    unused, and too many at once evict what the round reads next. Returns the step length seen so
+    far (``lengths``: how many steps had each) with which the round takes the fewest passes, or the
+    limit if none takes fewer; never a length with which the draws at once take more, on average,
+    than the ``pool`` has beside what the round reads (``held`` tokens, of which the ``longest``
+    path is always in use). A draw takes one more slot for its prefix's last token, which is
+    computed again.
     """
     steps = sum(lengths.values())
     if not steps:
         return limit
-    mean = sum(length * many for length, many in lengths.items()) / steps
+    mean = sum(length * count for length, count in lengths.items()) / steps
     room = pool - longest
     best, fewest = limit, _passes(draws, min(limit, max(lengths)), room // (limit + 1))
     longer = 0
@@ -62,19 +61,19 @@ def tokens_at_once(
         at_once = room // (length + 1)
         if length < limit and min(at_once, draws) * mean <= pool - held:
             go_on = math.ceil(draws * longer / steps)
-            more = _passes(go_on, max(lengths) - length, room // (limit - length + 1))
-            passes = _passes(draws, length, at_once) + more
+            rest = _passes(go_on, max(lengths) - length, room // (limit - length + 1))
+            passes = _passes(draws, length, at_once) + rest
             best, fewest = (length, passes) if passes < fewest else (best, fewest)
         longer += lengths[length]
     return best
 
 
 def _passes(draws: int, tokens: int, at_once: int) -> int:
-    """Of so many draws, so many at once, of so many tokens each; a draw begins with a pass."""
+    """Passes for ``draws`` of ``tokens`` each, ``at_once`` together; each draw begins with one."""
     return math.ceil(draws / max(1, at_once)) * (1 + tokens)
 
 
-def _shared(path: Sequence[int], other: Sequence[int]) -> int:
-    """With how many equal tokens two paths begin."""
-    differs = map(ne, path, other)
-    return next((at for at, unlike in enumerate(differs) if unlike), min(len(path), len(other)))
+def _common_length(path: Sequence[int], other: Sequence[int]) -> int:
+    """The length of two paths' common prefix."""
+    differences = map(ne, path, other)
+    return next((i for i, differ in enumerate(differences) if differ), min(len(path), len(other)))

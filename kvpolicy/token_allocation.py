@@ -1,7 +1,7 @@
 """ArborKV's extractive mode: equations (2) and (3), and which tokens of a block they keep. Lossy.
 
-Every block keeps some tokens, so what a later step reads differs from full retention: KV kept so
-is private to its tree.
+Every block keeps only some tokens, so later steps read other KV than under full retention, and the
+KV that is kept is private to its tree.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ optimisation view gives. They agree where all blocks are equally long."""
 
 _ROUNDING = 1e-9
 _NOTHING = 1e-300
-"""A gain below this is one of 0: no α in reach lifts the block off its floor."""
+"""A gain below this counts as 0: no reachable α lifts the block off its floor."""
 
 
 @dataclass(frozen=True, slots=True)
 class Floors:
-    """What a block keeps at least, whatever its weight: r_min in [0, 1], K_min, L_tail."""
+    """The least that every block keeps: ``ratio`` r_min in [0, 1], ``tokens`` K_min, ``tail``
+    L_tail."""
 
     ratio: float = 0.05
     tokens: int = 8
@@ -38,7 +39,7 @@ class Floors:
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """What equations (2) and (3) give: the scale α, and r and k of each block (n,)."""
+    """The result of equations (2) and (3): the scale α, and r and k of each block (n,)."""
 
     alpha: float
     ratios: Floats
@@ -68,13 +69,13 @@ def allocate(
     variant: Variant = "ratio",
     most: Ints | None = None,
 ) -> Allocation:
-    """The largest α whose kept tokens fit the budget, and what it keeps.
+    """Find the largest α whose kept tokens fit the budget, and how many tokens each block keeps.
 
     ``weight`` (n,) >= 0 is equation (2) without α; ``tokens`` (n,) >= 1; ``whole`` (n,): the blocks
-    of Path*, kept whole; ``most`` (n,): what there is of each block, by default all of it, where
-    what has been given up takes no room. Without rounding down, the tokens kept grow piecewise
-    linearly with α: between breakpoints, where a block leaves its floor or is whole, α follows from
-    the slope. O(n log n). Raises Infeasible if Path* and the floors alone exceed the budget.
+    of Path*, kept whole; ``most`` (n,): the tokens of each block that still exist, by default all.
+    Without rounding down, the tokens kept grow piecewise linearly with α; between the breakpoints,
+    where a block leaves its floor or becomes whole, α follows from the slope. O(n log n). Raises
+    Infeasible if Path* and the floors alone exceed the budget.
     """
     most = tokens if most is None else most
     lowest = np.where(whole, most, np.minimum(floors.of(tokens), most))
@@ -86,12 +87,12 @@ def allocate(
     bottom = np.minimum(np.maximum(lowest, floors.ratio * tokens), most)
     alpha = _scale(pull, bottom, most, budget)
     ratios = np.where(whole, 1.0, keep_ratios(alpha, gain, floors))
-    kept = np.minimum(keep_counts(ratios, tokens, floors), most)
-    return Allocation(alpha, ratios, np.where(whole, most, kept))
+    counts = np.minimum(keep_counts(ratios, tokens, floors), most)
+    return Allocation(alpha, ratios, np.where(whole, most, counts))
 
 
 def _scale(pull: Floats, lowest: Floats, tokens: Ints, budget: int) -> float:
-    """The largest useful α with sum of min(n, max(lowest, α·pull)) at most the budget."""
+    """The largest useful α for which the sum of min(n, max(lowest, α·pull)) is within budget."""
     moving = (pull > _NOTHING * tokens) & (lowest < tokens)
     fixed = float(lowest[~moving].sum())
     pull, lowest, size = pull[moving], lowest[moving], tokens[moving].astype(np.float64)
@@ -114,16 +115,15 @@ def _scale(pull: Floats, lowest: Floats, tokens: Ints, budget: int) -> float:
         return float(breaks[-1])
     start = float(breaks[low - 1]) if low else 0.0
     slope = float(pull[(starts <= start) & (start < ends)].sum()) if low else 0.0
-    left = budget - total(start)
-    return min(start + left / slope, float(breaks[low])) if slope > 0 else start
+    remaining = budget - total(start)
+    return min(start + remaining / slope, float(breaks[low])) if slope > 0 else start
 
 
 def select(size: int, keep: int, tail: int, attention: Floats | None = None) -> Ints:
-    """Positions in a block of ``size`` tokens that ``keep`` of them stay at, ascending.
+    """Choose ``keep`` of a block's ``size`` tokens; their positions, ascending.
 
     First the last ``tail`` ones, then those that later tokens attended to most (``attention``
-    (size,), equal ones from the lower position); without attention the most recent ones, so that
-    the earliest go first.
+    (size,); ties go to the lower position). Without ``attention`` the last ``keep`` ones.
     """
     end = min(tail, keep)
     if attention is None:

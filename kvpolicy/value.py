@@ -1,7 +1,7 @@
-"""What a block is worth: the multi-signal value estimator (ArborKV, section 4 and equation (1)).
+"""Estimate what a block is worth from three signals (ArborKV, section 4 and equation (1)).
 
-Three signals, each in [0, 1] or NaN where it is missing: ``v`` the search's own value, ``u`` how
-sure the model is of what follows, ``a`` how much later tokens attend to the block.
+Each signal is in [0, 1], or NaN where it is missing: ``v``, the search's own value; ``u``, how sure
+the model is of what follows; ``a``, how much later tokens attend to the block.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Mode = Literal["exact", "paper"]
 SIGNALS = "vua"
 SCHEMA = 1
 _STEEPEST = 700.0
-"""Beyond it exp overflows and a sigmoid is 0 in float64."""
+"""Above this exp overflows float64, and the sigmoid is 0."""
 _START = np.zeros(1, dtype=np.int64)
 _ALLOWED = frozenset({"schema", "mode", "sets", "source"})
 
@@ -35,16 +35,16 @@ class ThetaError(ValueError):
 def subsets(signals: str) -> tuple[str, ...]:
     """Every subset of some signals, smaller ones first: "", "v", "u", "vu", ..."""
     sizes = range(len(signals) + 1)
-    return tuple("".join(chosen) for size in sizes for chosen in combinations(signals, size))
+    return tuple("".join(letters) for size in sizes for letters in combinations(signals, size))
 
 
 @dataclass(frozen=True, slots=True)
 class Theta:
     """The estimator's coefficients, one set for each subset of signals.
 
-    ``sets["vu"]`` holds bias, v's and u's coefficient. ``signals`` are those it was fitted on:
-    another one is not read, and where one of them is missing the set without it is used.
-    ``source`` says what it was fitted to, for people. Raises ThetaError.
+    ``sets["vu"]`` holds the bias and the coefficients of v and u. ``signals`` are those that it was
+    fitted on: others are not read, and where one of them is missing, the set without it is used.
+    ``source`` describes for people what it was fitted to. Raises ThetaError.
     """
 
     mode: Mode
@@ -69,13 +69,13 @@ class Theta:
 
     @property
     def signals(self) -> str:
-        """The signals it was fitted on."""
+        """The signals that the estimator was fitted on."""
         return max(self.sets, key=len, default="")
 
     def only(self, signals: str) -> Theta:
-        """The same estimator, reading none of its signals but these."""
-        kept = {name: values for name, values in self.sets.items() if set(name) <= set(signals)}
-        return replace(self, sets=kept)
+        """The same estimator restricted to these ``signals``."""
+        sets = {name: values for name, values in self.sets.items() if set(name) <= set(signals)}
+        return replace(self, sets=sets)
 
     def table(self) -> Floats:
         """(8, 4): for each mask of present signals (v 1, u 2, a 4) bias and coefficients."""
@@ -93,7 +93,7 @@ class Theta:
         return score(self.table(), np.array([v, u, a], dtype=np.float64))
 
     def as_dict(self) -> dict[str, Any]:
-        """What stands in a θ file."""
+        """The content of a θ file."""
         sets = {name: list(values) for name, values in self.sets.items()}
         return {"schema": SCHEMA, "mode": self.mode, "sets": sets, "source": dict(self.source)}
 
@@ -112,7 +112,7 @@ def sigmoid(logits: Floats) -> Floats:
 
 
 def parse_theta(document: Any) -> Theta:
-    """The Theta of a θ file's dict. Raises ThetaError."""
+    """Parse a θ file's JSON object. Raises ThetaError."""
     if not isinstance(document, dict):
         raise ThetaError(f"theta: {type(document).__name__}; an object is needed")
     unknown = sorted(set(document) - _ALLOWED)
@@ -149,43 +149,42 @@ def save_theta(theta: Theta, path: str | Path) -> None:
 
 
 def attention_shares(weights: ArrayLike, tokens: ArrayLike) -> Floats:
-    """How much of its due each block on a path gets of one token's attention, in [0, 1].
+    """One token's attention to each block of a path, relative to an even spread, in [0, 1].
 
-    ``weights`` (n,): what the token pays to the path's first n tokens, adding up to 1; ``tokens``
-    (blocks,): the blocks' lengths from the path's start on. A block that gets the mass m and would
-    get t if all tokens got the same has m / (m + t): 0.5 is its due, whatever the lengths of block
-    and path. Blocks of which none of the n tokens is are left out: they are the last.
+    ``weights`` (n,): the token's attention to the path's first n tokens, adding up to 1; ``tokens``
+    (blocks,): the blocks' lengths from the path's start on. A block that gets the mass m, and would
+    get t if all tokens got the same, has m / (m + t): 0.5 is an even share, whatever the lengths of
+    block and path. The last blocks are left out if none of the n tokens is in them.
     """
     weights = np.asarray(weights, dtype=np.float64)
     ends = np.minimum(np.cumsum(np.asarray(tokens, dtype=np.int64)), len(weights))
     starts = np.concatenate((_START, ends[:-1]))
-    held = ends - starts
-    read = int(np.count_nonzero(held))
-    mass = np.add.reduceat(weights, starts[:read])
-    return mass / (mass + held[:read] / len(weights))
+    lengths = ends - starts
+    count = int(np.count_nonzero(lengths))
+    mass = np.add.reduceat(weights, starts[:count])
+    return mass / (mass + lengths[:count] / len(weights))
 
 
 def confidence(logits: ArrayLike, top: int | None = None) -> Floats:
     """Equation (1): u = 1 - H / log|V| of each row's next-token distribution, in [0, 1].
 
     ``logits``: (..., vocab of 2 or more), unnormalised, of the row after the block's last token.
-    ``top``: keep the entropy's terms of that many likeliest tokens and put the rest into one bucket
-    "other".
+    ``top``: count only so many likeliest tokens one by one, and the rest as a single outcome.
     """
     logits = np.asarray(logits, dtype=np.float64)
     vocab = logits.shape[-1]
     shares = np.exp(logits - logits.max(axis=-1, keepdims=True))
     shares /= shares.sum(axis=-1, keepdims=True)
     if top is not None and top < vocab:
-        kept = np.partition(shares, vocab - top, axis=-1)[..., vocab - top :]
-        other = np.clip(1.0 - kept.sum(axis=-1, keepdims=True), 0.0, None)
-        shares = np.concatenate([kept, other], axis=-1)
+        top_shares = np.partition(shares, vocab - top, axis=-1)[..., vocab - top :]
+        rest = np.clip(1.0 - top_shares.sum(axis=-1, keepdims=True), 0.0, None)
+        shares = np.concatenate([top_shares, rest], axis=-1)
     terms = shares * np.log(np.where(shares > 0, shares, 1.0))
     return np.maximum(1.0 + terms.sum(axis=-1) / math.log(vocab), 0.0)
 
 
 def _starting_sets() -> dict[str, tuple[float, ...]]:
-    """Every set says sigmoid(4 m - 2), m being the mean of the signals that are there."""
+    """Every set gives sigmoid(4 m - 2), where m is the mean of the signals that are present."""
     return {
         name: (-2.0, *[4.0 / len(name)] * len(name)) if name else (0.0,)
         for name in subsets(SIGNALS)
@@ -193,4 +192,4 @@ def _starting_sets() -> dict[str, tuple[float, ...]]:
 
 
 UNFITTED = Theta("exact", _starting_sets(), {"note": "not fitted: the mean of the signals"})
-"""What the estimator starts with where nothing has been recorded."""
+"""The estimator to use where nothing has been recorded."""
