@@ -1,1 +1,1 @@
-"""The forward pass: a checkpoint's weights, and arithmetic that is the same bits in any batch."""
+"""The forward pass: a checkpoint's weights, and arithmetic with the same bits in any batch."""

@@ -4,9 +4,9 @@ softmax(q K / sqrt(d)) V of one row is sum_b e^(q K_b - m) V_b over sum_b e^(q K
 exact maximum over all its keys, each block's two products in a tile of fixed size and the sums over
 blocks taken in rising order. So a row's bits follow from its own query, keys and position alone.
 
-By torch the items of a block stand together in tiles of a fixed number of rows: a tile is a matrix
-product of a size that was seen to give the same bits on this machine, and a block that many rows
-share is gathered once a tile. In the compiled library every row reads its blocks where they lie.
+With torch, the items of a block are put into tiles of a fixed number of rows: a tile is a matrix
+product of a size that gave the same bits on this machine, and a block that many rows share is
+gathered once per tile. In the compiled library every row reads its blocks where they are stored.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _HIDDEN = -1e30
 class Strip:
     """The tiles of one size. A tile holds ``size`` rows (padded with row 0) and one block.
 
-    ``start``: its first place in the flat arrays, whose places run (tile, head, row) for key/value
-    heads. ``keys`` (tiles x kv_heads x BLOCK,): store rows, int32, by which gathering is faster.
+    ``start``: the strip's first place in the flat arrays, whose places are ordered by (tile,
+    key/value head, row). ``keys`` (tiles x kv_heads x BLOCK,): store rows; int32 gathers faster.
     """
 
     size: int
@@ -46,12 +46,12 @@ class Strip:
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """A plan's items in tiles, and where everything lies.
+    """A plan's items in tiles, and their places in the flat arrays.
 
-    ``places``: length of the flat arrays. ``query`` (places,): the (row, head) each holds, as
+    ``places``: length of the flat arrays. ``query`` (places,): the (row, head) of each place, as
     row x kv_heads + head. ``items`` (items x kv_heads,): the place of each item and head.
     ``columns``: for every column, its first item and how many rows it has. ``hidden``: the ranges
-    of items (first, last + 1) that hide keys; ``mask`` (items in them, BLOCK) says which.
+    of items (first, last + 1) with hidden keys; ``mask`` (items in them, BLOCK): the hidden keys.
     """
 
     strips: tuple[Strip, ...]
@@ -67,8 +67,8 @@ class Tiling:
 class _SizedTiles:
     """The items in tiles of one size.
 
-    ``blocks`` (tiles,): each tile's block; ``items``: which items are here, ``tile`` and ``place``
-    where each is.
+    ``blocks`` (tiles,): each tile's block; ``items``: the items in these tiles, with the ``tile``
+    and the ``place`` in it of each.
     """
 
     size: int
@@ -79,7 +79,7 @@ class _SizedTiles:
 
 
 def build_tiling(plan: BatchPlan, sizes: Sequence[int], kv_heads: int, store_rows: int) -> Tiling:
-    """Put a plan's items into tiles and flatten these over key/value heads.
+    """Put a plan's items into tiles and flatten the tiles over key/value heads.
 
     ``sizes``: rows a tile may have, descending; ``store_rows``: rows of a head in the store.
     """
@@ -114,24 +114,24 @@ def build_tiling(plan: BatchPlan, sizes: Sequence[int], kv_heads: int, store_row
 def _tiles_by_size(items: Items, blocks: int, sizes: Sequence[int]) -> list[_SizedTiles]:
     """Put the items of each block into tiles, large ones first."""
     block = items.block
-    wanted = np.bincount(block, minlength=blocks)
+    item_counts = np.bincount(block, minlength=blocks)
     sort = np.argsort(block, kind="stable")
     rank = np.empty_like(block)  # an item's place among those of its block
-    rank[sort] = np.arange(len(block)) - np.repeat(wanted.cumsum() - wanted, wanted)
-    by_size, done = [], np.zeros_like(wanted)
+    rank[sort] = np.arange(len(block)) - np.repeat(item_counts.cumsum() - item_counts, item_counts)
+    by_size, offset = [], np.zeros_like(item_counts)
     for number, size in enumerate(sizes):
-        left = np.maximum(wanted - done, 0)
+        remaining = np.maximum(item_counts - offset, 0)
         least = 0 if number == len(sizes) - 1 else size // 2
-        take = left // size + (left % size > least)
-        if not take.any():
+        tile_counts = remaining // size + (remaining % size > least)
+        if not tile_counts.any():
             continue
-        first = take.cumsum() - take
-        after = rank - done[block]
-        here = np.flatnonzero((after >= 0) & (after < (take * size)[block]))
-        tile = first[block[here]] + after[here] // size
-        of_tile = np.repeat(np.arange(blocks), take)
-        by_size.append(_SizedTiles(size, of_tile, here, tile, after[here] % size))
-        done = done + take * size
+        first_tile = tile_counts.cumsum() - tile_counts
+        after = rank - offset[block]
+        members = np.flatnonzero((after >= 0) & (after < (tile_counts * size)[block]))
+        tile = first_tile[block[members]] + after[members] // size
+        of_tile = np.repeat(np.arange(blocks), tile_counts)
+        by_size.append(_SizedTiles(size, of_tile, members, tile, after[members] % size))
+        offset = offset + tile_counts * size
     return by_size
 
 
@@ -154,11 +154,12 @@ def _mask(items: Items, ranges: Sequence[tuple[int, int]]) -> NDArray[np.bool_]:
 
 
 class _Piece(NamedTuple):
-    """A run of (tile, head) pairs of a strip whose gathered keys stay in the cache.
+    """A run of (tile, head) pairs of a strip whose gathered keys fit the processor's cache.
 
-    ``rows``: their store rows; ``gathered`` (pairs x BLOCK, head_dim) and ``block`` (pairs, BLOCK,
-    head_dim): where these go; ``query`` (pairs, n, head_dim), ``scores`` (pairs, n, BLOCK) and
-    ``mixed`` (pairs, n, head_dim): the operands, n = rows of a tile x group.
+    ``rows``: the keys' store rows; ``gathered`` (pairs x BLOCK, head_dim), ``block`` (pairs, BLOCK,
+    head_dim) and its transpose ``block_t``: views of the buffer that keys are gathered into;
+    ``query`` (pairs, n, head_dim), ``scores`` (pairs, n, BLOCK) and ``mixed`` (pairs, n, head_dim):
+    the operands, n = rows of a tile x group.
     """
 
     rows: Tensor
@@ -180,9 +181,9 @@ class _HiddenKeys(NamedTuple):
 
 
 class Attention:
-    """The attention of one call. Buffers and their views are made once and serve every layer.
+    """The attention of one call. Buffers and their views are made once and used by every layer.
 
-    Products run over tiles, whose places may be padding; what lies between them over items.
+    Products run over tiles, which may contain padding; everything between them runs over items.
     """
 
     def __init__(
@@ -237,8 +238,8 @@ class Attention:
         torch.div(self._total, self._row_sums, out=out)
 
     def _weigh(self) -> None:
-        """Scores into weights, e^(score - the row's highest) or 0 where a key is hidden, and every
-        block's sum of weights."""
+        """Turn scores into weights, e^(score - the row's highest) or 0 for hidden keys, and sum the
+        weights of each block."""
         for keys in self._hidden:
             torch.minimum(keys.weights, keys.ceiling, out=keys.weights)
         torch.amax(self._by_head, -1, out=self._sums)
@@ -247,19 +248,19 @@ class Attention:
         for column in self._columns:
             column.sub_(self._row_sums[: len(column)])
         for keys in self._hidden:
-            keys.weights.mul_(keys.visible)  # exp is slow far below zero
+            keys.weights.mul_(keys.visible)  # because exp is slow far below zero
         self._weights.exp_()
         for keys in self._hidden:
             keys.weights.mul_(keys.visible)
         torch.sum(self._by_head, -1, out=self._sums)
 
     def _cut(self, strip: Strip, kv_heads: int, head_dim: int, space: Workspace) -> list[_Piece]:
-        """A strip in pieces."""
+        """Cut a strip into pieces."""
         pairs = strip.tiles * kv_heads
-        own = slice(strip.start, strip.start + pairs * strip.size)
-        query = self._query[own].view(pairs, -1, head_dim)
-        scores = self._tiles[own].view(pairs, -1, BLOCK)
-        mixed = self._mixed_tiles[own].view(pairs, -1, head_dim)
+        places = slice(strip.start, strip.start + pairs * strip.size)
+        query = self._query[places].view(pairs, -1, head_dim)
+        scores = self._tiles[places].view(pairs, -1, BLOCK)
+        mixed = self._mixed_tiles[places].view(pairs, -1, head_dim)
         step = max(1, _GATHER_BYTES // (4 * BLOCK * head_dim))
         pieces = []
         for start in range(0, pairs, step):
@@ -281,30 +282,30 @@ class Attention:
 
 
 def _hidden_keys(tiling: Tiling, weights: Tensor) -> list[_HiddenKeys]:
-    """What is hidden of ``weights`` (items, heads, BLOCK)."""
+    """The parts of ``weights`` (items, heads, BLOCK) with hidden keys, and their masks."""
     mask = tiling.mask[:, None].expand(-1, weights.shape[1], -1)
     ceiling, visible = torch.where(mask, _HIDDEN, torch.inf), torch.where(mask, 0.0, 1.0)
-    keys, at = [], 0
+    keys, offset = [], 0
     for start, end in tiling.hidden:
-        here = slice(at, at + end - start)
-        keys.append(_HiddenKeys(weights[start:end], ceiling[here], visible[here]))
-        at += end - start
+        rows = slice(offset, offset + end - start)
+        keys.append(_HiddenKeys(weights[start:end], ceiling[rows], visible[rows]))
+        offset += end - start
     return keys
 
 
 def _columns(items: Tensor, tiling: Tiling) -> list[Tensor]:
-    """The items (items, ...) of every column. Column by column they are the first rows'."""
+    """The items (items, ...) of every column, which belong to the first rows in order."""
     return [items[start : start + count] for start, count in tiling.columns]
 
 
 def _steps(columns: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
-    """How every row's items are combined in place, in block order: the second of each pair into
-    the first, which is in the first column."""
+    """Pairs that combine every row's items in place, in block order: each second one is combined
+    into the first, which is a view of the first column."""
     return [(columns[0][: len(column)], column) for column in columns[1:]]
 
 
 class NativeAttention:
-    """As ``Attention``, with the same bits for a row whatever else is in the call."""
+    """``Attention`` by the compiled library; a row's bits do not depend on the rest of the call."""
 
     def __init__(
         self, library: Native, plan: BatchPlan, config: ModelConfig, space: Workspace
@@ -351,6 +352,6 @@ class NativeAttention:
         self._library.attend(call)
 
 
-def _starts(of: np.ndarray, count: int) -> np.ndarray:
-    """Where those of 0, 1, ... begin once they are sorted: (count + 1,)."""
-    return np.concatenate(([0], np.bincount(of, minlength=count).cumsum()))
+def _starts(values: np.ndarray, count: int) -> np.ndarray:
+    """Where each of the values 0, 1, ... begins once ``values`` are sorted: (count + 1,)."""
+    return np.concatenate(([0], np.bincount(values, minlength=count).cumsum()))

@@ -1,10 +1,10 @@
-"""Which query rows meet which key blocks, and the store in which the keys and values lie by slot.
+"""Which query rows attend to which key blocks, and the store of keys and values by slot.
 
-A plan is built once for a forward and used by every layer. Keys are cut into blocks of ``BLOCK`` by
-absolute position. A row at position p attends to the blocks 0 .. p // BLOCK (from the window's
-start on, where there is one). An *item* is one row with one of its blocks. Rows are sorted by
-falling number of blocks and items by (column, row): the items of a column are then the first rows
-in order.
+A plan is built once per forward pass and used by every layer. Keys are cut into blocks of ``BLOCK``
+by absolute position. A row at position p attends to the blocks 0 .. p // BLOCK (with a sliding
+window, from the window's start on). An *item* is one row with one of its blocks, and its *column*
+is the block's index among the row's blocks. Rows are sorted by descending number of blocks and
+items by (column, row), so the items of a column belong to the first rows in order.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Span:
     """Consecutive new positions of one sequence.
 
     ``tokens`` (n,): ids at positions start .. start + n - 1. ``slots`` (start + n,): the store slot
-    of every position from 0; the last n are written by this call. A slot's content must follow
-    from the token path down to it: spans that share a slot share everything above. Rows from
+    of every position from 0; this call writes the last n. A slot's content must follow from the
+    token path up to it: spans that share a slot share all slots before it. Rows from
     ``logits_from`` on (counted within the span) get logits: n for none, n - 1 for the last only.
     """
 
@@ -42,10 +42,10 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class QueryRows:
-    """The query rows of a call, sorted by falling number of blocks.
+    """The query rows of a call, sorted by descending number of blocks.
 
-    All (rows,): token ids, absolute positions, slots to write; ``order`` is the row's place in
-    span order, ``span`` its span, ``first`` and ``count`` its first block and how many it reads.
+    All (rows,): token ids, absolute positions, slots to write; ``order``: the row's place in span
+    order; ``span``: its span; ``first`` and ``count``: its first block, and how many it reads.
     """
 
     tokens: Ints
@@ -61,7 +61,7 @@ class QueryRows:
 class Items:
     """Every (row, block) pair in column order, (items,) each.
 
-    The row sees the block's keys above ``low`` and up to ``high``, counted within the block.
+    The row attends to the block's keys above ``low`` and up to ``high``, counted in the block.
     """
 
     row: Ints
@@ -70,13 +70,13 @@ class Items:
     high: Ints
 
     def hidden(self) -> NDArray[np.bool_]:
-        """Whether the row must not see some key of the block."""
+        """Whether some key of the block is hidden from the row, (items,)."""
         return (self.high < BLOCK - 1) | (self.low >= 0)
 
 
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
-    """Everything the attention of a call needs beyond the numbers.
+    """Everything that the attention of a call needs besides queries, keys and values.
 
     ``slots`` (blocks, BLOCK): the store slot of every key of the distinct blocks. ``columns``
     (columns + 1,): the first item of every column, and the number of items at the end.
@@ -133,12 +133,12 @@ def _rows(
 
 
 def _blocks(slots: Ints, total: Ints, padding: int) -> tuple[Ints, Ints, Ints]:
-    """Cut every span's slots into blocks and merge those that are the same.
+    """Cut every span's slots into blocks and merge equal blocks.
 
-    Returns the distinct ones' slots (blocks, BLOCK), and ``of`` and ``start``: a span's j-th block
-    is ``of[start[span] + j]``.
+    Returns the distinct blocks' slots (blocks, BLOCK), and ``of`` and ``start``: a span's j-th
+    block is ``of[start[span] + j]``.
 
-    A full block is named by its last slot (that slot's content fixes the path above it), the
+    A full block is identified by its last slot, whose content determines the path before it; the
     unfinished last block of a span by the span.
     """
     blocks = -(-total // BLOCK)
@@ -155,39 +155,39 @@ def _blocks(slots: Ints, total: Ints, padding: int) -> tuple[Ints, Ints, Ints]:
 
 def _columns(rows: QueryRows) -> Ints:
     """The first item of every column, and the number of items at the end: (columns + 1,)."""
-    having = np.bincount(rows.count)[::-1].cumsum()[::-1][1:]  # rows with more than c blocks
-    return np.concatenate(([0], having.cumsum()))
+    row_counts = np.bincount(rows.count)[::-1].cumsum()[::-1][1:]  # rows with more than c blocks
+    return np.concatenate(([0], row_counts.cumsum()))
 
 
 def _items(
     rows: QueryRows, block_of: Ints, first: Ints, columns: Ints, window: int | None
 ) -> Items:
-    having = np.diff(columns)
-    row = np.arange(columns[-1]) - np.repeat(columns[:-1], having)
-    index = rows.first[row] + np.repeat(np.arange(len(having)), having)
+    row_counts = np.diff(columns)
+    row = np.arange(columns[-1]) - np.repeat(columns[:-1], row_counts)
+    index = rows.first[row] + np.repeat(np.arange(len(row_counts)), row_counts)
     high = rows.positions[row] - index * BLOCK
     low = np.full_like(high, -1) if window is None else high - window
     return Items(row, block_of[first[rows.span[row]] + index], low, high)
 
 
 class AttentionSlice:
-    """The slice of attention that says what later tokens pay to a block (ArborKV, section 4, a).
+    """The slice of attention that gives what later tokens pay to a block (ArborKV, section 4, a).
 
-    One layer, the middle one, where attention goes by what is said more than by how near it is; of
-    it the first key head with the query heads that share it, whose weights are averaged. Its keys
-    are cached anyway. Its queries are kept by slot, a copy of what a pass has computed: nothing
-    goes back, so no bit of the model's output can depend on it.
+    It reads one layer, the middle one, where attention follows content more than distance, and of
+    that layer the first key head, averaged over the query heads that share it. The keys are cached
+    anyway. Queries are stored by slot as a copy of what a pass computes; nothing flows back, so no
+    bit of the model's output can depend on it.
     """
 
     def __init__(self, config: ModelConfig, rows: int) -> None:
-        """``rows``: slots of the store, its padding included."""
+        """``rows``: slots of the store, including its padding."""
         self.layer = middle_layer(config.layers) - 1
         self._heads = config.group
         self._window = config.sliding_window
         self._queries = torch.empty(rows, config.group * config.head_dim)
 
     def note(self, slots: Tensor, query: Tensor) -> None:
-        """Keep the layer's ``query`` (n, heads, head_dim), scaled, of tokens at ``slots`` (n,)."""
+        """Store the layer's ``query`` (n, heads, head_dim), scaled, of tokens at ``slots`` (n,)."""
         self._queries.index_copy_(0, slots, query[:, : self._heads].flatten(1))
 
     def weights(self, keys: Tensor, slots: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -196,8 +196,8 @@ class AttentionSlice:
         ``keys``: the layer's, as in ``KVStore``; beyond a sliding window they get 0.
         """
         since = 0 if self._window is None else max(0, len(slots) - self._window)
-        seen = keys.numpy()[slots[since:]]
-        scores = seen @ self._queries.numpy()[slots[-1]].reshape(self._heads, -1).T
+        visible_keys = keys.numpy()[slots[since:]]
+        scores = visible_keys @ self._queries.numpy()[slots[-1]].reshape(self._heads, -1).T
         weights = np.exp(scores - scores.max(0), dtype=np.float64)
         weights /= weights.sum(0)
         shares = np.zeros(len(slots))
@@ -210,7 +210,7 @@ class KVStore:
 
     ``keys[layer]`` and ``values[layer]`` are (kv_heads x rows, head_dim) with row
     ``head * rows + slot``, so that a head's keys of a block are gathered as whole rows;
-    ``both[layer]`` is the one after the other, so that a token's are written at once. The slot
+    ``both[layer]`` is keys and then values, so that a token's are written at once. The slot
     ``padding`` = ``slots`` stays zero and fills blocks that end early.
     """
 
@@ -221,32 +221,33 @@ class KVStore:
         self.slots = self.padding = slots
         self.rows = slots + 1
         self.both = [self._empty() for _ in range(config.layers)]
-        each = self.kv_heads * self.rows
-        self.keys = [layer[:each] for layer in self.both]
-        self.values = [layer[each:] for layer in self.both]
+        key_rows = self.kv_heads * self.rows
+        self.keys = [layer[:key_rows] for layer in self.both]
+        self.values = [layer[key_rows:] for layer in self.both]
         self.slice: AttentionSlice | None = None
 
     def watch(self) -> None:
-        """From now on keep what ``attention`` needs; the passes compute what they would."""
+        """From now on store what ``attention`` needs; this does not change what passes compute."""
         if self.slice is None:
             self.slice = AttentionSlice(self._config, self.rows)
 
     def attention(self, slots: NDArray[np.int64]) -> NDArray[np.float64]:
-        """What the token in the last of a path's ``slots`` (n,) pays to each of them: (n,).
+        """The attention of the token in the last of a path's ``slots`` (n,) to each of them, (n,).
 
-        Of the slice that is watched, and adding up to 1; the tokens were computed while it was.
+        Read from the slice, and adding up to 1. The last token must have been computed since
+        ``watch`` was called.
         """
         assert self.slice is not None, "nobody watches this store"
         return self.slice.weights(self.keys[self.slice.layer], slots)
 
     def index(self, slots: Tensor) -> Tensor:
-        """Rows of ``slots`` (n,) in ``both``: int64 (n x 2 kv_heads,), heads fastest."""
+        """The rows of ``slots`` (n,) in ``both``: int64 (n x 2 kv_heads,), by slot, then head."""
         heads = torch.arange(2 * self.kv_heads) * self.rows
         return (slots[:, None] + heads).flatten()
 
     def _empty(self) -> Tensor:
-        """A layer without tokens. What is written before it is read is not touched here: memory
-        that no token has lain in is none of the machine's yet."""
-        made = torch.empty(2 * self.kv_heads * self.rows, self._config.head_dim)
-        made.view(2 * self.kv_heads, self.rows, -1)[:, self.padding] = 0.0
-        return made
+        """An empty layer. Only the padding is written: the system does not allocate the memory of
+        slots that no token has used yet."""
+        layer = torch.empty(2 * self.kv_heads * self.rows, self._config.head_dim)
+        layer.view(2 * self.kv_heads, self.rows, -1)[:, self.padding] = 0.0
+        return layer

@@ -1,4 +1,4 @@
-"""A Llama-family model's shape, read from its ``config.json``, and what its passes cost."""
+"""A Llama-family model's shape, read from its ``config.json``, and the cost of its passes."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ ARCHITECTURES = {
     "Qwen2ForPrmModel": "qwen2",
     "Qwen2ForRewardModel": "qwen2",
 }
-"""Models by the name of their class; those with a head of their own are reward models."""
+"""Model families by class name; classes other than ``ForCausalLM`` are reward models."""
 _OTHER = "other"
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 SIDE = 1024
-"""Of the square matrices whose product is timed."""
+"""Side of the square matrices whose product is timed."""
 COPIED_BYTES = 64 << 20
 REPEATS = 5
 
 
 class UnsupportedModel(ValueError):
-    """A checkpoint asks for something that the embedded forward does not do; names the field."""
+    """A checkpoint needs something that the embedded forward does not support; names the field."""
 
 
 @dataclass(frozen=True, slots=True)
 class Llama3Scaling:
-    """Llama 3's stretching of RoPE: low frequencies divided by ``factor``, high ones kept.
+    """Llama 3's scaling of RoPE: low frequencies are divided by ``factor``, high ones kept.
 
-    ``original_context`` is the context before stretching; wavelengths between
+    ``original_context``: the context before scaling; wavelengths between
     ``original_context / high`` and ``original_context / low`` are blended.
     """
 
@@ -56,7 +56,7 @@ class Llama3Scaling:
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """What the forward needs to know. Sizes in elements, ``context`` in tokens.
+    """The parameters of the forward pass. Sizes in elements, ``context`` in tokens.
 
     ``qkv_bias``: biases on the query, key and value projections (Qwen2); ``output_bias``: on the
     attention's output projection too; ``qk_norm``: an RMS norm over each query and key head
@@ -89,7 +89,7 @@ class ModelConfig:
 
     @classmethod
     def from_checkpoint(cls, path: str | Path) -> ModelConfig:
-        """Read ``path/config.json``. Raises UnsupportedModel naming the field that is not done."""
+        """Read ``path/config.json``. Raises UnsupportedModel naming an unsupported field."""
         raw = read_config(path)
         architecture = _architecture(raw)
         _refuse(raw)
@@ -97,11 +97,11 @@ class ModelConfig:
 
     @classmethod
     def sizes_of(cls, path: str | Path) -> ModelConfig:
-        """The same of a model of any class, for what its passes cost where another engine runs it:
-        the language model's of one with several towers.
+        """The sizes of a model of any class, for the cost of its passes on another engine; of a
+        model with several towers, those of its language model.
 
-        Raises UnsupportedModel for one of experts, of which a token passes through a few alone, and
-        for sizes that are missing.
+        Raises UnsupportedModel for missing sizes, and for a mixture of experts, where a token
+        passes through only a few of them.
         """
         raw = read_config(path)
         experts = next((name for name in _EXPERTS if raw.get(name)), None)
@@ -145,7 +145,7 @@ class ModelConfig:
 
     @property
     def flops(self) -> Flops:
-        """What its passes cost."""
+        """The FLOPs of the model's passes."""
         width = (self.heads + 2 * self.kv_heads) * self.head_dim
         layer = self.hidden * (width + self.heads * self.head_dim + 3 * self.ffn)
         attention = 2 * self.heads * self.head_dim
@@ -153,17 +153,17 @@ class ModelConfig:
 
 
 def middle_layer(layers: int) -> int:
-    """How many layers make half of them: steps are embedded behind these unless told otherwise, and
-    what later tokens attend to is read in the last of these."""
+    """Half of the layers, rounded up: by default steps are embedded after so many layers, and
+    attention is read in the last of these."""
     return (layers + 1) // 2
 
 
 def _architecture(raw: Mapping[str, Any]) -> str:
     names = raw.get("architectures") or ["(none)"]
     if names[0] not in ARCHITECTURES:
-        known = ", ".join(ARCHITECTURES)
+        supported = ", ".join(ARCHITECTURES)
         raise UnsupportedModel(
-            f"architectures: {names[0]}; the embedded engine runs {known}; "
+            f"architectures: {names[0]}; the embedded engine runs {supported}; "
             "SGLang (--engine sglang) has more"
         )
     return ARCHITECTURES[names[0]]
@@ -213,7 +213,7 @@ def _sliding_window(raw: Mapping[str, Any], architecture: str) -> int | None:
 
 
 def footprint(config: ModelConfig, number_bytes: int) -> ModelCosts:
-    """The model with weights and KV of ``number_bytes`` a number, its head read in every pass."""
+    """A model's costs with ``number_bytes`` per weight and KV number; each pass reads the head."""
     rows = config.flops(1, 0)
     return ModelCosts(
         token_flops=rows,
@@ -224,14 +224,14 @@ def footprint(config: ModelConfig, number_bytes: int) -> ModelCosts:
 
 
 def weight_bytes(config: ModelConfig, number_bytes: int) -> int:
-    """Of all weights: those that a pass reads, and the embedding where it is not the head."""
+    """Bytes of all weights: those that a pass reads, and the embedding unless it is the head."""
     embedding = 0 if config.tied else config.vocab * config.hidden * number_bytes
     return int(footprint(config, number_bytes).weight_bytes) + embedding
 
 
 def measured_peaks(threads: int, clock: Callable[[], float] = time.perf_counter) -> DevicePeaks:
-    """The fastest of a few float32 products and of a few copies, with so many threads."""
-    import torch  # only where it is measured: who reads a config needs none
+    """Measure peaks with ``threads`` threads: the fastest of a few float32 products and copies."""
+    import torch  # imported here because reading a config needs no torch
 
     before = torch.get_num_threads()
     torch.set_num_threads(threads)

@@ -1,8 +1,8 @@
 """The embedded engine's forward pass: a Llama-family model over spans of many sequences at once.
 
-Exact mode: a row's logits are the same bits whatever else is in the call, however its prefix was
-cut into calls, and with any of the thread counts that the self-check has compared. What a layer
-does with its rows between the matrix products is done by torch or by the compiled library.
+Exact mode: a row's logits have the same bits whatever else is in the call, however its prefix was
+cut into calls, and with each of the thread counts that the self-check has compared. Torch or the
+compiled library computes what a layer does with its rows between the matrix products.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ class Forward:
         head: bool = True,
         kernel: Kernel = "auto",
     ) -> None:
-        """Load ``checkpoint`` in float32 and fix the tiles.
+        """Load ``checkpoint`` in float32 and choose the tiles.
 
-        ``head`` False: for logits, ``run`` gives the hidden state after the final norm.
+        ``head`` False: ``run`` returns the hidden state after the final norm instead of logits.
         ``threads``: torch's threads, set for the whole process before every pass; of several
-        numbers the one that is fastest for a pass of its size. ``exact`` False: one matrix product
-        over all rows; results then depend on the batch by some 1e-7. ``kernel``: what attends.
+        numbers, the fastest for a pass's size. ``exact`` False: one matrix product over all rows;
+        results then depend on the batch by some 1e-7. ``kernel``: what computes attention.
         """
         self.threads = ThreadTuner((threads,) if isinstance(threads, int) else threads)
         counts = self.threads.counts
@@ -70,12 +70,12 @@ class Forward:
 
     @property
     def kernel(self) -> str:
-        """What attends: ``native`` or ``torch``."""
+        """What computes attention: ``native`` or ``torch``."""
         return "torch" if self._native is None else "native"
 
     @property
     def attends(self) -> str:
-        """The same, the compiled library by its own name."""
+        """What computes attention: ``torch``, or the name of the compiled library."""
         return "torch" if self._native is None else self._native.name
 
     def new_store(self, slots: int) -> KVStore:
@@ -86,26 +86,26 @@ class Forward:
     def run(self, spans: Sequence[Span], store: KVStore) -> Tensor:
         """Compute new positions, write their KV, return logits.
 
-        Returns float32 (rows asked, vocab) in span order; without a head (rows asked, hidden).
-        Raises ValueError for a span that exceeds the context.
+        Returns float32 (rows from ``logits_from`` on, vocab) in span order; without a head (these
+        rows, hidden). Raises ValueError for a span that exceeds the context.
         """
         with self.threads.timed(_rows(spans)) as count, torch.inference_mode():
             _set_threads(count)
             plan = self._plan(spans, store)
             hidden = self._blocks(plan, store)
-            return self._logits(hidden, _asked(spans, plan))
+            return self._logits(hidden, _logit_rows(spans, plan))
 
     def states(self, spans: Sequence[Span], store: KVStore, layers: int) -> Tensor:
-        """Like ``run`` up to ``layers``: the residual stream there, each row at root mean square 1.
-
-        Returns float32 (rows asked, hidden) in span order.
+        """Run the first ``layers`` layers; returns the residual stream after them, each row scaled
+        to root mean square 1: float32 (rows from ``logits_from`` on, hidden) in span order. Raises
+        ValueError for a span that exceeds the context.
         """
         _set_threads(self.threads.at(_rows(spans)))
         with torch.inference_mode():
             plan = self._plan(spans, store)
             stream = self._blocks(plan, store, layers)
-            asked = stream.index_select(0, _asked(spans, plan))
-            return normalise(asked, self.config.norm_eps, torch.empty_like(asked))
+            rows = stream.index_select(0, _logit_rows(spans, plan))
+            return normalise(rows, self.config.norm_eps, torch.empty_like(rows))
 
     def _plan(self, spans: Sequence[Span], store: KVStore) -> BatchPlan:
         longest = max((len(s.slots) for s in spans), default=0)
@@ -116,24 +116,25 @@ class Forward:
     def _blocks(self, plan: BatchPlan, store: KVStore, layers: int | None = None) -> Tensor:
         """The residual stream after all layers, or the first ``layers``: (padded rows, hidden) in
         the plan's row order."""
-        one = _Pass(plan, store, self.config, self.tiles, self._rotation, self._space, self._native)
-        return one.run(self._weights.layers[:layers], self._weights.embedding)
+        rotation, space, library = self._rotation, self._space, self._native
+        layers_pass = _Pass(plan, store, self.config, self.tiles, rotation, space, library)
+        return layers_pass.run(self._weights.layers[:layers], self._weights.embedding)
 
-    def _logits(self, stream: Tensor, asked: Tensor) -> Tensor:
-        """Final norm, and head if there is one, of the rows ``asked``: a tensor of its own."""
-        pieces = cut(len(asked), self.tiles.rows) if len(asked) else [(0, 0)]
+    def _logits(self, stream: Tensor, logit_rows: Tensor) -> Tensor:
+        """Apply the final norm, and the head if there is one, to ``logit_rows``: a new tensor."""
+        pieces = cut(len(logit_rows), self.tiles.rows) if len(logit_rows) else [(0, 0)]
         rows = pieces[-1][1]
-        wanted = torch.zeros(rows, dtype=torch.int64)
-        wanted[: len(asked)] = asked
-        last = stream.index_select(0, wanted)
+        padded = torch.zeros(rows, dtype=torch.int64)
+        padded[: len(logit_rows)] = logit_rows
+        last = stream.index_select(0, padded)
         normal = normalise(last, self.config.norm_eps, torch.empty_like(last))
         if self._weights.head is None:
-            return normal.mul_(self._weights.last_norm)[: len(asked)]
-        return product(normal, pieces, self._weights.head.times)[: len(asked)]
+            return normal.mul_(self._weights.last_norm)[: len(logit_rows)]
+        return product(normal, pieces, self._weights.head.times)[: len(logit_rows)]
 
 
 class _Pass:
-    """The layers of one call: products, and what is between them."""
+    """Runs the layers of one call: matrix products, and the row operations between them."""
 
     def __init__(
         self,
@@ -152,50 +153,50 @@ class _Pass:
         self._stream = space.take("stream", rows, config.hidden)
         self._normal = space.take("normal", rows, config.hidden)
         self._mixed = space.take("attended", rows, mixed)
-        self._attended = self._mixed[:count].view(count, config.heads, config.head_dim)
+        self._attention_out = self._mixed[:count].view(count, config.heads, config.head_dim)
         turn = rotation.at(self._padded(plan.rows.positions))
-        self._between: NativeRows | TorchRows
+        self._row_ops: NativeRows | TorchRows
         if library is not None:
-            self._between = NativeRows(library, plan, turn, store, config, space)
+            self._row_ops = NativeRows(library, plan, turn, store, config, space)
         else:
-            self._between = TorchRows(plan, tiles.queries, turn, store, config, space)
+            self._row_ops = TorchRows(plan, tiles.queries, turn, store, config, space)
 
     def run(self, layers: Sequence[Layer], embedding: Tensor) -> Tensor:
         """The residual stream (padded rows, hidden) after ``layers``, in the plan's row order."""
-        stream, normal, between = self._stream, self._normal, self._between
+        stream, normal, row_ops = self._stream, self._normal, self._row_ops
         torch.index_select(embedding, 0, self._padded(self._plan.rows.tokens), out=stream)
         added = None
         for number, layer in enumerate(layers):
-            between.normalise(stream, added, normal)
+            row_ops.normalise(stream, added, normal)
             added = self._attend(layer, number)
-            between.normalise(stream, added, normal)
+            row_ops.normalise(stream, added, normal)
             gated = product(normal, self._tiles, layer.gate.gate)
             gated.mul_(product(normal, self._tiles, layer.up.times))
             added = product(gated, self._tiles, layer.down.times)
         return stream if added is None else stream.add_(added)
 
     def _attend(self, layer: Layer, number: int) -> Tensor:
-        """What a layer's attention adds to the stream, its keys and values in the store."""
-        between, store, kept = self._between, self._store, self._store.slice
-        between.project(product(self._normal, self._tiles, layer.qkv.times), layer, number)
-        if kept is not None and kept.layer == number:
-            kept.note(torch.from_numpy(self._plan.rows.writes), between.query)
+        """What a layer's attention adds to the stream; writes new keys and values to the store."""
+        row_ops, store, attention_slice = self._row_ops, self._store, self._store.slice
+        row_ops.project(product(self._normal, self._tiles, layer.qkv.times), layer, number)
+        if attention_slice is not None and attention_slice.layer == number:
+            attention_slice.note(torch.from_numpy(self._plan.rows.writes), row_ops.query)
         keys, values = store.keys[number], store.values[number]
-        between.attention.run(between.query, keys, values, self._attended)
+        row_ops.attention.run(row_ops.query, keys, values, self._attention_out)
         added = product(self._mixed, self._tiles, layer.output.times)
         return added if layer.output_bias is None else added.add_(layer.output_bias)
 
     def _padded(self, ids: NDArray[np.int64]) -> Tensor:
-        """``ids`` (rows,) with zeros for the rows that only fill the last tile."""
+        """``ids`` (rows,), padded with zeros for the rows that only fill the last tile."""
         padded = torch.zeros(self._rows, dtype=torch.int64)
         padded[: len(ids)] = torch.from_numpy(ids)
         return padded
 
 
 class TorchRows:
-    """What a pass does with its rows between the products, by torch.
+    """The row operations of a pass between its matrix products, by torch.
 
-    Buffers are made once and serve every layer. ``query``: the queries projected last, (rows,
+    Buffers are made once and used by every layer. ``query``: the queries projected last, (rows,
     heads, head_dim), scaled; ``attention`` runs over them.
     """
 
@@ -208,12 +209,12 @@ class TorchRows:
         config: ModelConfig,
         space: Workspace,
     ) -> None:
-        """``sizes``: rows of a tile of attention; ``turn``: RoPE of the rows' positions, padding
-        included, as ``Rotation.at`` gives it."""
+        """``sizes``: rows of a tile of attention; ``turn``: RoPE of the rows' positions, including
+        padding, as from ``Rotation.at``."""
         self._count, self._heads = len(plan.rows.tokens), config.heads
-        self._turned, self._eps = config.heads + config.kv_heads, config.norm_eps
+        self._turned_heads, self._eps = config.heads + config.kv_heads, config.norm_eps
         self.query = space.take("query", self._count, config.heads, config.head_dim)
-        self._scratch = space.take("turn", len(turn[0]), self._turned, config.head_dim)
+        self._scratch = space.take("turn", len(turn[0]), self._turned_heads, config.head_dim)
         self._store, self._writes = store, store.index(torch.from_numpy(plan.rows.writes))
         self.attention = Attention(plan, sizes, config, store.rows, space)
         self._turn = turn
@@ -230,7 +231,7 @@ class TorchRows:
         if layer.qkv_bias is not None:
             projected.add_(layer.qkv_bias)
         heads = projected.view(len(projected), -1, self.query.shape[2])
-        turned = heads[:, : self._turned]
+        turned = heads[:, : self._turned_heads]
         if layer.head_norm is not None:
             normal = normalise(turned, self._eps, self._scratch)
             torch.mul(normal, layer.head_norm, out=turned)
@@ -241,7 +242,7 @@ class TorchRows:
 
 
 class NativeRows:
-    """As ``TorchRows``, in a fraction of the time."""
+    """As ``TorchRows``, by the compiled library in a fraction of the time."""
 
     def __init__(
         self,
@@ -252,13 +253,13 @@ class NativeRows:
         config: ModelConfig,
         space: Workspace,
     ) -> None:
-        """``turn``: RoPE of the rows' positions, as ``Rotation.at`` gives it."""
+        """``turn``: RoPE of the rows' positions, as from ``Rotation.at``."""
         count = len(plan.rows.tokens)
         self.query = space.take("query", count, config.heads, config.head_dim)
         self._library, self._store = library, store
         self.attention = NativeAttention(library, plan, config, space)
         self._norm = Norm(width=config.hidden, eps=config.norm_eps)
-        self._slots, self._turn = plan.rows.writes, turn  # kept while the library reads them
+        self._slots, self._turn = plan.rows.writes, turn  # keep alive: the library reads them
         self._projection = Projection(
             cosine=turn[0].data_ptr(),
             sine=turn[1].data_ptr(),
@@ -284,8 +285,8 @@ class NativeRows:
         keys and values in the store."""
         call, store = self._projection, self._store
         call.projected = projected.data_ptr()
-        call.bias = _where(layer.qkv_bias)
-        call.scales = _where(layer.head_norm)
+        call.bias = _address(layer.qkv_bias)
+        call.scales = _address(layer.head_norm)
         call.keys, call.values = store.keys[number].data_ptr(), store.values[number].data_ptr()
         self._library.project(call)
 
@@ -299,8 +300,8 @@ def _set_threads(count: int) -> None:
         torch.set_num_threads(count)
 
 
-def _asked(spans: Sequence[Span], plan: BatchPlan) -> Tensor:
-    """Rows that get logits, as places in the plan's row order, in span order."""
+def _logit_rows(spans: Sequence[Span], plan: BatchPlan) -> Tensor:
+    """The rows that get logits, in span order, as places in the plan's row order."""
     new = np.array([len(s.tokens) for s in spans], dtype=np.int64)
     since = np.array([s.logits_from for s in spans], dtype=np.int64)
     within = np.arange(int(new.sum())) - np.repeat(new.cumsum() - new, new)
@@ -309,5 +310,5 @@ def _asked(spans: Sequence[Span], plan: BatchPlan) -> Tensor:
     return torch.from_numpy(place[within >= np.repeat(since, new)])
 
 
-def _where(tensor: Tensor | None) -> int | None:
+def _address(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()

@@ -1,10 +1,10 @@
 """The parts of a layer: a checkpoint's weights as the forward multiplies with them, and row-wise
-arithmetic, each piece the same bits whatever rows stand beside it.
+arithmetic that gives a row the same bits whatever rows are beside it.
 
-Weights are float32, fused, norms folded: scales of norms that feed a projection are folded into it,
-and so is attention's 1 / sqrt(head_dim), an exact power of two where head_dim is one of four.
-Matrix products run over fixed row tiles. What is elementwise uses only operations that IEEE 754
-rounds exactly (+ - * / sqrt) and ``exp``, whose vector and remainder paths the self-check compares:
+Weights are float32 and fused: the scales of norms that feed a projection are folded into it, and so
+is attention's 1 / sqrt(head_dim), an exact power of two if head_dim is a power of four. Matrix
+products run over fixed row tiles. Elementwise code uses only operations that IEEE 754 rounds
+exactly (+ - * / sqrt) and ``exp``, whose vector and remainder paths the self-check compares:
 torch's own ``silu`` rounds differently in the remainder of a thread's share.
 """
 
@@ -24,24 +24,24 @@ from runtime.checkpoint import check_weights
 from runtime.embedded.model.config import ModelConfig, UnsupportedModel
 
 PACKED = torch.backends.mkldnn.is_available()
-"""Whether weights are packed by oneDNN."""
-_ROWS = 64  # that the packing expects; the bits do not depend on it
+"""Whether oneDNN packs the weights."""
+_ROWS = 64  # the row count that the packing expects; the bits do not depend on it
 _ROPE_BLOCK = 1024
 Multiply = Callable[[Tensor], Tensor]
 
 
 class Matrix:
-    """A weight in float32, taking rows of ``inputs`` numbers to rows of ``outputs``.
+    """A float32 weight that maps rows of ``inputs`` numbers to rows of ``outputs`` numbers.
 
-    oneDNN packs a weight once and then gives a row the same bits whatever number of rows it is
-    multiplied with, at every size tried; elsewhere it is MKL's or another BLAS's product over a
-    plain matrix. Which sizes hold is for ``selfcheck`` to find.
+    oneDNN packs a weight once and then gives a row the same bits for any number of rows, at every
+    size tried; without oneDNN the product is MKL's or another BLAS's over a plain matrix.
+    ``selfcheck`` finds the sizes that give the same bits.
     """
 
     __slots__ = ("_weight", "inputs", "outputs")
 
     def __init__(self, weight: Tensor) -> None:
-        """``weight`` (outputs, inputs), as checkpoints have it."""
+        """``weight``: (outputs, inputs), as in checkpoints."""
         self.outputs, self.inputs = weight.shape
         if PACKED:
             self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _ROWS)
@@ -64,7 +64,7 @@ class Matrix:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One block. Matrices take rows of their first to rows of their second extent.
+    """One transformer block. Matrices map rows of their first extent to rows of their second.
 
     ``qkv`` (hidden, (heads + 2 kv_heads) x head_dim), ``output`` (heads x head_dim, hidden),
     ``gate`` and ``up`` (hidden, ffn), ``down`` (ffn, hidden); ``head_norm`` (heads + kv_heads,
@@ -83,8 +83,8 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """The whole model: ``embedding`` (vocab, hidden), ``head`` (hidden, vocab) or None if it is not
-    wanted, ``last_norm`` (hidden,), which is folded into the head."""
+    """The whole model: ``embedding`` (vocab, hidden), ``head`` (hidden, vocab) or None if it was
+    not requested, ``last_norm`` (hidden,), which is folded into the head."""
 
     embedding: Tensor
     layers: tuple[Layer, ...]
@@ -93,7 +93,7 @@ class Weights:
 
     @classmethod
     def load(cls, checkpoint: str | Path, config: ModelConfig, *, head: bool = True) -> Weights:
-        """Read ``*.safetensors``. Raises UnsupportedModel where a file or a tensor is missing."""
+        """Read ``*.safetensors``. Raises UnsupportedModel if a file or a tensor is missing."""
         read = tensor_reader(Path(checkpoint))
         embedding, last_norm = read("model.embed_tokens.weight"), read("model.norm.weight")
         unembedding = None
@@ -136,7 +136,7 @@ def _layer(read: Callable[[str], Tensor], config: ModelConfig, index: int) -> La
 def _scale_queries(
     config: ModelConfig, qkv: Tensor, bias: Tensor | None, head_norm: Tensor | None
 ) -> None:
-    """Multiply by 1 / sqrt(head_dim), in place, whatever decides a query's length."""
+    """Scale queries by 1 / sqrt(head_dim), in place: their norm, else projection and bias."""
     scale, rows = config.head_dim**-0.5, config.heads * config.head_dim
     if head_norm is not None:
         head_norm[: config.heads] *= scale
@@ -147,9 +147,10 @@ def _scale_queries(
 
 
 def tensor_reader(checkpoint: Path) -> Callable[[str], Tensor]:
-    """A function from a tensor's name to the tensor in float32, of a folder of safetensors.
+    """A function that reads a tensor, in float32, by name from a folder of safetensors.
 
-    Both raise UnsupportedModel for what is not there; ValueError as ``check_weights``.
+    Raises UnsupportedModel without safetensors, ValueError as ``check_weights``; the function
+    raises UnsupportedModel for a missing tensor.
     """
     tensors = check_weights(checkpoint)
     if not tensors:
@@ -158,8 +159,8 @@ def tensor_reader(checkpoint: Path) -> Callable[[str], Tensor]:
     def read(name: str) -> Tensor:
         if name not in tensors:
             raise UnsupportedModel(f"{checkpoint}: tensor {name} is missing")
-        with safe_open(tensors[name].file, "pt") as opened:
-            return opened.get_tensor(name).to(torch.float32)
+        with safe_open(tensors[name].file, "pt") as file:
+            return file.get_tensor(name).to(torch.float32)
 
     return read
 
@@ -171,20 +172,20 @@ class Workspace:
         self._buffers: dict[str, Tensor] = {}
 
     def take(self, name: str, *shape: int) -> Tensor:
-        """A contiguous float32 tensor of ``shape``; holds whatever its last user left there."""
+        """A contiguous float32 tensor of ``shape``, with the contents that its last user left."""
         size = math.prod(shape)
-        held = self._buffers.get(name)
-        if held is None or held.numel() < size:
-            held = self._buffers[name] = torch.zeros(max(size, 1))
-        return held[:size].view(shape)
+        buffer = self._buffers.get(name)
+        if buffer is None or buffer.numel() < size:
+            buffer = self._buffers[name] = torch.zeros(max(size, 1))
+        return buffer[:size].view(shape)
 
 
 def cut(rows: int, tiles: Sequence[int]) -> list[tuple[int, int]]:
     """Cover at least ``rows`` rows with tiles: (first, last + 1) of each.
 
-    ``tiles`` descends. A rest takes the smallest tile that holds it, if it is more than half of
-    that or there is no smaller one, and else the largest that it fills. An empty ``tiles`` gives
-    one piece of all rows.
+    ``tiles``: sizes, descending. The remaining rows take the smallest tile that holds them if they
+    fill more than half of it or no smaller tile, else the largest tile that they fill. With empty
+    ``tiles`` there is one piece of all rows.
     """
     if not tiles:
         return [(0, rows)]
@@ -209,14 +210,14 @@ def product(x: Tensor, tiles: Sequence[tuple[int, int]], multiply: Multiply) -> 
 
 
 def normalise(x: Tensor, eps: float, out: Tensor) -> Tensor:
-    """RMS norm over the last dimension, without its scale: x / sqrt(mean(x^2) + eps)."""
+    """RMS norm over the last dimension without scales: x / sqrt(mean(x^2) + eps), into ``out``."""
     torch.mul(x, x, out=out)
     scale = out.sum(-1, keepdim=True).mul_(1.0 / x.shape[-1]).add_(eps).rsqrt_()
     return torch.mul(x, scale, out=out)
 
 
 class Rotation:
-    """RoPE's cosines and sines by position, computed in blocks of fixed size as positions come."""
+    """RoPE's cosines and sines by position, computed in blocks of fixed size when needed."""
 
     def __init__(self, config: ModelConfig) -> None:
         self._frequencies = _frequencies(config)
@@ -224,7 +225,7 @@ class Rotation:
         self._sine = torch.zeros(0, config.head_dim)
 
     def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and signed sin, (rows, 1, head_dim) each; sin's first half is negated."""
+        """Cosine and signed sine, (rows, 1, head_dim) each; the sine's first half is negated."""
         highest = int(positions.max())
         while highest >= self._cosine.shape[0]:
             self._grow()
@@ -242,7 +243,7 @@ class Rotation:
 
 
 def _frequencies(config: ModelConfig) -> Tensor:
-    """RoPE's angular frequencies (head_dim / 2,), stretched as Llama 3 does where asked."""
+    """RoPE's angular frequencies (head_dim / 2,), with Llama 3's scaling if the config has it."""
     exponent = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
     plain = 1.0 / config.rope_theta**exponent
     scaling = config.rope_scaling
@@ -255,7 +256,7 @@ def _frequencies(config: ModelConfig) -> Tensor:
 
 
 def rotate(x: Tensor, cosine: Tensor, sine: Tensor, scratch: Tensor) -> None:
-    """RoPE of ``x`` (rows, heads, head_dim) in place, the halves paired as in Llama."""
+    """Apply RoPE to ``x`` (rows, heads, head_dim) in place, the halves paired as in Llama."""
     half = x.shape[-1] // 2
     torch.mul(x[..., half:], sine[..., :half], out=scratch[..., :half])
     torch.mul(x[..., :half], sine[..., half:], out=scratch[..., half:])

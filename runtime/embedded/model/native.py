@@ -1,8 +1,8 @@
 """The functions of ``native.c``, compiled on the machine that runs them.
 
-A library is built once, in a second, by the C compiler that is found (``CC``, cc, gcc, clang) and
-kept under ``~/.cache/hedgerow`` by what its bits depend on. Where there is no compiler the engine
-does the same by torch: other bits, and more time.
+A library is built once, in about a second, by the first C compiler found (``CC``, cc, gcc, clang),
+and cached under ``~/.cache/hedgerow`` by what its bits depend on. Without a compiler the engine
+uses torch, which gives other bits and takes more time.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ Library = TypeVar("Library")
 
 SOURCE = Path(__file__).with_suffix(".c")
 MULTIPLE, MOST = 16, 256
-"""Rows and heads have a multiple of the one, heads up to the other numbers."""
+"""Rows and heads must have a multiple of MULTIPLE numbers, and heads at most MOST."""
 FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fPIC")
 THREADED = "-fopenmp"
-"""To compile, not to link: OpenMP's functions are then those of the library that torch has loaded,
-and there is one pool of threads."""
+"""Used to compile but not to link, so that OpenMP's functions are those of the library that torch
+has loaded, and there is only one pool of threads."""
 BUILD_SECONDS = 60.0
 _FEATURES = ("flags", "Features", "model name", "CPU part")
-"""How lines of /proc/cpuinfo begin that tell processors apart."""
+"""Prefixes of the lines of /proc/cpuinfo that tell processors apart."""
 
 
 class NotBuilt(ValueError):
-    """There is no compiled attention; the message says why."""
+    """There is no usable compiled library; the message says why."""
 
 
 class Norm(ctypes.Structure):
-    """As in the source, like those below."""
+    """``Norm`` of the source; the structures below are the source's as well."""
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("stream", "added", "out")),
@@ -54,7 +54,7 @@ class Norm(ctypes.Structure):
 
 
 class Projection(ctypes.Structure):
-    """Queries, keys and values as a layer projects them, and where they go."""
+    """``Projection`` of the source: projected queries, keys and values, and where they go."""
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("projected", "bias", "scales", "cosine", "sine")),
@@ -65,7 +65,7 @@ class Projection(ctypes.Structure):
 
 
 class Attending(ctypes.Structure):
-    """``Attention`` of the source: its arrays, and what they are laid out by."""
+    """``Attention`` of the source: its arrays, and the extents that they are laid out by."""
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("query", "keys", "values", "out", "slots")),
@@ -77,15 +77,15 @@ class Attending(ctypes.Structure):
 
 
 class Native:
-    """The loaded library. ``name`` stands for its bits: equal names compute the same.
+    """The loaded library. ``name`` identifies its bits: equal names compute the same.
 
-    Each function takes what the source says, on as many threads as torch would use: ``norm`` adds
-    to the residual stream and norms its rows; ``project`` turns queries and keys, and puts them and
-    the values where they go; ``attend`` is softmax(query keys) values of every row.
+    Each function takes its structure of the source and runs on as many threads as torch would use:
+    ``norm`` adds to the residual stream and norms its rows; ``project`` rotates queries and keys
+    and stores them and the values; ``attend`` computes softmax(query keys) values of every row.
     """
 
     def __init__(self, path: Path) -> None:
-        """Raises NotBuilt where the machine's loader does not take it."""
+        """Load the library. Raises NotBuilt if it cannot be loaded."""
         try:
             library = ctypes.CDLL(str(path))
             self.norm, self.project, self.attend = library.norm, library.project, library.attend
@@ -99,21 +99,21 @@ class Native:
 
 @cache
 def native() -> Native:
-    """The library, built if need be. Raises NotBuilt."""
+    """The library, built if necessary. Raises NotBuilt."""
     return load(SOURCE, "rows", Native)
 
 
 def load(source: Path, name: str, library: Callable[[Path], Library]) -> Library:
-    """What ``library`` makes of a source's file, which is built if need be and begins with
-    ``name``; without threads where the compiler knows none. Raises NotBuilt."""
+    """``library`` of the compiled ``source``, whose file name begins with ``name``, built if
+    necessary; without OpenMP if it does not work with it. Raises NotBuilt."""
     compiler = _compiler()
-    tried = []
+    errors = []
     for flags in ((*FLAGS, THREADED), FLAGS):
         try:
             return library(_build(compiler, flags, source, name))
         except NotBuilt as error:
-            tried.append(str(error))
-    raise NotBuilt("; ".join(tried))
+            errors.append(str(error))
+    raise NotBuilt("; ".join(errors))
 
 
 def _compiler() -> str:
@@ -124,16 +124,16 @@ def _compiler() -> str:
 
 
 def _build(compiler: str, flags: Sequence[str], source: Path, name: str) -> Path:
-    """The library's file. Another process may build it at the same time: the last one stays."""
+    """Build the library; its file. If another process builds it, too, the later file stays."""
     bits = "\0".join(_bit_sources(compiler, flags, source))
     path = user_cache() / f"{name}-{hashlib.sha256(bits.encode()).hexdigest()[:16]}.so"
     if path.is_file():
         return path
-    with tempfile.TemporaryDirectory(dir=path.parent) as place:
-        compiled, linked = Path(place) / "compiled.o", Path(place) / "linked.so"
-        _run([compiler, *flags, "-c", str(source), "-o", str(compiled)])
-        _run([compiler, "-shared", str(compiled), "-lm", "-o", str(linked)])
-        linked.replace(path)
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        object_file, shared_object = Path(folder) / "compiled.o", Path(folder) / "linked.so"
+        _run([compiler, *flags, "-c", str(source), "-o", str(object_file)])
+        _run([compiler, "-shared", str(object_file), "-lm", "-o", str(shared_object)])
+        shared_object.replace(path)
     _LOG.info("built %s with %s %s", path, compiler, " ".join(flags))
     return path
 
@@ -145,17 +145,17 @@ def _bit_sources(compiler: str, flags: Sequence[str], source: Path) -> Iterator[
     yield " ".join(flags)
     yield f"{platform.machine()} {platform.processor()}"
     with suppress(OSError):  # elsewhere than on Linux
-        described = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-        yield from sorted({line for line in described.splitlines() if line.startswith(_FEATURES)})
+        cpu_info = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+        yield from sorted({line for line in cpu_info.splitlines() if line.startswith(_FEATURES)})
 
 
 def _run(command: Sequence[str]) -> str:
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             command, capture_output=True, text=True, timeout=BUILD_SECONDS, check=True
         )
     except subprocess.CalledProcessError as error:
         raise NotBuilt(f"{command[0]}: {error.stderr.strip()[:400]}") from error
     except (OSError, subprocess.TimeoutExpired) as error:
         raise NotBuilt(f"{command[0]}: {error}") from error
-    return done.stdout
+    return process.stdout

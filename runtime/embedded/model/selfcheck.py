@@ -1,8 +1,8 @@
-"""What is exact on this machine, found at start: sizes of torch's tiles, the compiled attention.
+"""Find at start what is exact on this machine: sizes of torch's tiles, the compiled attention.
 
-Matrix libraries choose kernels by shape. A size stays only if every row of it comes out the same
-bits as in the reference size, in any place of the tile and with every number of threads that may
-be used. The compiled library is used where it can be built and its rows come out right.
+Matrix libraries choose kernels by shape. A tile size is used only if each of its rows has the same
+bits as in the other sizes, at any place in the tile and with every number of threads that may be
+used. The compiled library is used if it can be built and its rows come out right.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ _LOG = logging.getLogger(__name__)
 ROW_TILES = (256, 192, 128, 96, 64, 56, 48, 40, 32, 24, 16, 12, 8, 6, 4, 2, 1)
 QUERY_TILES = (16, 4, 2, 1)
 _PROBED, _LEAST_PROBED = 32, 8
-"""Rows whose products are compared: as many as a tile has, within these."""
+"""The most and the fewest rows whose products are compared; between them, as many as a tile has."""
 _TOLERANCE = 1e-4
-"""How far the compiled attention may be from a plain softmax."""
+"""The largest allowed difference of the compiled attention from a plain softmax."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """Sizes to use, descending: ``rows`` of matrix products (empty: no tiles), ``queries`` a key
-    block."""
+    """Tile sizes to use, descending: ``rows`` of matrix products (empty: no tiles), ``queries`` per
+    key block."""
 
     rows: tuple[int, ...]
     queries: tuple[int, ...]
@@ -49,9 +49,10 @@ class Inexact(ValueError):
 def check_tiles(
     weights: Weights, config: ModelConfig, threads: Sequence[int], *, attends: bool = True
 ) -> Tiles:
-    """Compare the candidates with 1 and each of ``threads``. Raises Inexact if none is left.
+    """Find the tile sizes that are exact with 1 and each of ``threads`` threads. Raises Inexact if
+    there are none.
 
-    ``attends``: whether torch attends, so that ``queries`` are needed.
+    ``attends``: torch computes attention, so ``queries`` are checked, too.
     """
     counts, before = sorted({1, *threads}), torch.get_num_threads()
     try:
@@ -64,26 +65,26 @@ def check_tiles(
         _check_elementwise(config, counts)
     finally:
         torch.set_num_threads(before)
-    dropped = (
+    unused = (
         *(f"row tile {tile}" for tile in ROW_TILES if tile not in rows),
         *(f"query tile {tile}" for tile in QUERY_TILES if tile not in queries),
     )
-    if dropped:
-        _LOG.info("not bit-equal on this machine, so not used: %s", ", ".join(dropped))
+    if unused:
+        _LOG.info("not bit-equal on this machine, so not used: %s", ", ".join(unused))
     return Tiles(rows, queries)
 
 
 def largest_agreeing(
     candidates: Sequence[int], results: Callable[[int], Iterator[list[Tensor]]]
 ) -> tuple[int, ...]:
-    """The largest set of candidates whose ``results`` are equal throughout, descending."""
+    """The largest set of candidates that give equal ``results``, descending. Raises Inexact."""
     classes: list[tuple[list[Tensor], list[int]]] = []
     for tile in candidates:
         steady = _steady(results(tile))
         if steady is None:
             continue
-        for known, members in classes:
-            pairs = zip(known, steady, strict=True)  # fewer rows of a smaller tile
+        for reference, members in classes:
+            pairs = zip(reference, steady, strict=True)  # fewer rows of a smaller tile
             if all(torch.equal(a[: len(b)], b[: len(a)]) for a, b in pairs):
                 members.append(tile)
                 break
@@ -95,7 +96,7 @@ def largest_agreeing(
 
 
 def _steady(results: Iterator[list[Tensor]]) -> list[Tensor] | None:
-    """The first of each list of repetitions, or None if a repetition differs from its first."""
+    """The first of each list of repetitions, or None if a repetition differs from it."""
     steady = []
     for repeats in results:
         if not all(torch.equal(repeats[0], other) for other in repeats[1:]):
@@ -105,7 +106,7 @@ def _steady(results: Iterator[list[Tensor]]) -> list[Tensor] | None:
 
 
 def _row_products(weights: Weights, tile: int, threads: Sequence[int]) -> Iterator[list[Tensor]]:
-    """Some rows' products with every shape of weight, in different places of the tile."""
+    """Some rows' products with every shape of weight, at different places in the tile."""
     first, head = weights.layers[0], weights.head
     matrices = (first.qkv, first.output, first.up, first.down, *(() if head is None else (head,)))
     multiplied = [(matrix.inputs, matrix.times) for matrix in matrices]
@@ -124,8 +125,8 @@ def _row_products(weights: Weights, tile: int, threads: Sequence[int]) -> Iterat
         repeats = []
         for count in threads:
             torch.set_num_threads(count)
-            for each, places in variants:
-                out = product(each, tiles, multiply)
+            for variant, places in variants:
+                out = product(variant, tiles, multiply)
                 repeats += [out[(torch.arange(probed) + place) % rows] for place in places]
         yield repeats
 
@@ -133,7 +134,7 @@ def _row_products(weights: Weights, tile: int, threads: Sequence[int]) -> Iterat
 def _query_products(
     config: ModelConfig, tile: int, threads: Sequence[int]
 ) -> Iterator[list[Tensor]]:
-    """Scores and mixes of 16 rows with 5 blocks, a block alone and among the others."""
+    """Scores and mixed values of 16 rows with 5 blocks, each block alone and among the others."""
     seed = torch.Generator().manual_seed(0)
     pairs, rows, group, size = 5, max(QUERY_TILES), config.group, config.head_dim
     keys = torch.randn(pairs, BLOCK, size, generator=seed)
@@ -154,15 +155,15 @@ def _in_tiles(left: Tensor, right: Tensor, tile: int) -> Tensor:
     """(pairs, rows, group, n) x (pairs, n, m) -> (pairs, rows, group, m), ``tile`` rows at once."""
     pairs, rows, group, inner = left.shape
     cuts = rows // tile
-    each = right.transpose(1, 2) if right.stride(1) == 1 else right
-    each = each.repeat_interleave(cuts, 0)
-    each = each.transpose(1, 2) if right.stride(1) == 1 else each
-    out = torch.bmm(left.reshape(pairs * cuts, tile * group, inner), each)
+    blocks = right.transpose(1, 2) if right.stride(1) == 1 else right
+    blocks = blocks.repeat_interleave(cuts, 0)
+    blocks = blocks.transpose(1, 2) if right.stride(1) == 1 else blocks
+    out = torch.bmm(left.reshape(pairs * cuts, tile * group, inner), blocks)
     return out.view(pairs, rows, group, -1)
 
 
 def _check_elementwise(config: ModelConfig, threads: Sequence[int]) -> None:
-    """Raise Inexact if ``exp`` or a row's sum depends on where it stands."""
+    """Raise Inexact if ``exp``, a norm or a row's sum depends on its place in the tensor."""
     seed = torch.Generator().manual_seed(0)
     x = torch.randn(65537, generator=seed) * 8
     rows = torch.randn(64, config.hidden, generator=seed)
@@ -189,9 +190,9 @@ def _check_elementwise(config: ModelConfig, threads: Sequence[int]) -> None:
 
 
 def choose_kernel(kernel: Kernel, config: ModelConfig, threads: Sequence[int]) -> Native | None:
-    """The library, seen to be exact with each of ``threads``, or None for torch's products.
+    """The library, checked to be exact with each of ``threads``, or None to use torch.
 
-    Raises NotBuilt where ``native`` is asked for and cannot be had.
+    Raises NotBuilt if ``kernel`` is ``native`` and the library cannot be used.
     """
     if kernel == "torch":
         return None
@@ -221,11 +222,11 @@ def _warn_once(why: str) -> None:
 
 
 def _check(library: Native, config: ModelConfig, threads: Sequence[int]) -> None:
-    """Raise NotBuilt if rows come out other than a softmax has them, or other bits alone."""
-    shared, own, rows = 2 * BLOCK + 3, BLOCK + 9, 5
-    ends = shared + own * np.arange(1, rows + 1)
-    paths = [np.r_[0:shared, end - own : end] for end in ends]
-    new = (1, own, 3, 1, BLOCK)
+    """Raise NotBuilt if rows differ from a plain softmax, or have other bits computed alone."""
+    shared, tail, rows = 2 * BLOCK + 3, BLOCK + 9, 5
+    ends = shared + tail * np.arange(1, rows + 1)
+    paths = [np.r_[0:shared, end - tail : end] for end in ends]
+    new = (1, tail, 3, 1, BLOCK)
     spans = [Span(p[len(p) - n :], len(p) - n, p, n) for p, n in zip(paths, new, strict=True)]
     store = KVStore(replace(config, layers=1), int(ends[-1]))
     seed, before = torch.Generator().manual_seed(0), torch.get_num_threads()
@@ -234,8 +235,8 @@ def _check(library: Native, config: ModelConfig, threads: Sequence[int]) -> None
     query *= config.head_dim**-0.5
     try:
         torch.set_num_threads(1)
-        attended = _attend_natively(library, config, spans, store, query)
-        error = (attended - _attend_plainly(config, spans, store, query)).abs().max().item()
+        expected = _attend_natively(library, config, spans, store, query)
+        error = (expected - _attend_plainly(config, spans, store, query)).abs().max().item()
         if not error < _TOLERANCE:
             raise NotBuilt(f"it is off by {error:.1e} from a plain softmax")
         for count in threads:
@@ -243,9 +244,9 @@ def _check(library: Native, config: ModelConfig, threads: Sequence[int]) -> None
             together = _attend_natively(library, config, spans, store, query)
             parts = zip(spans, query.split(new), strict=True)
             alone = torch.cat(
-                [_attend_natively(library, config, [s], store, own) for s, own in parts]
+                [_attend_natively(library, config, [s], store, part) for s, part in parts]
             )
-            if not torch.equal(together, attended) or not torch.equal(alone, attended):
+            if not torch.equal(together, expected) or not torch.equal(alone, expected):
                 raise NotBuilt(f"a row's bits depend on the others, with {count} threads")
     finally:
         torch.set_num_threads(before)
@@ -258,7 +259,7 @@ def _attend_natively(
     store: KVStore,
     query: Tensor,
 ) -> Tensor:
-    """(rows, heads, head_dim) in span order."""
+    """The library's attention, (rows, heads, head_dim) in span order."""
     plan = build_plan(spans, padding=store.padding, window=config.sliding_window)
     attention = NativeAttention(library, plan, config, Workspace())
     order = torch.from_numpy(plan.rows.order)
@@ -270,16 +271,16 @@ def _attend_natively(
 def _attend_plainly(
     config: ModelConfig, spans: Sequence[Span], store: KVStore, query: Tensor
 ) -> Tensor:
-    """The same by a softmax over each row's keys."""
+    """As ``_attend_natively``, by a plain softmax over each row's keys."""
     keys, values = (
         x.view(config.kv_heads, store.rows, -1) for x in (store.keys[0], store.values[0])
     )
-    attended, window = [], config.sliding_window
+    outputs, window = [], config.sliding_window
     for span in spans:
         for position in range(span.start, len(span.slots)):
             since = 0 if window is None else max(0, position + 1 - window)
-            seen = torch.from_numpy(span.slots[since : position + 1])
-            heads = query[len(attended)].view(config.kv_heads, config.group, -1)
-            weights = torch.softmax(heads @ keys[:, seen].transpose(1, 2), -1)
-            attended.append((weights @ values[:, seen]).view(config.heads, -1))
-    return torch.stack(attended)
+            visible = torch.from_numpy(span.slots[since : position + 1])
+            heads = query[len(outputs)].view(config.kv_heads, config.group, -1)
+            weights = torch.softmax(heads @ keys[:, visible].transpose(1, 2), -1)
+            outputs.append((weights @ values[:, visible]).view(config.heads, -1))
+    return torch.stack(outputs)
