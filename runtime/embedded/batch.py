@@ -1,8 +1,8 @@
-"""Continuous batching of one model: which sequences run, and how many rows of each an iteration.
+"""Continuous batching of one model: which sequences run, and how many rows each has per iteration.
 
-Sequences have an order. Memory that runs out is taken from evictable prefixes first, then from the
-youngest sequence, so the oldest one always gets on. Nothing here can change what a sequence
-computes.
+Sequences have an order. When memory runs out, evictable prefixes are evicted first, then the
+youngest sequence is preempted, so the oldest one always makes progress. Nothing here can change
+what a sequence computes.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from runtime.embedded.radix_tree import common_prefix, namespace_of
 from runtime.embedded.sequence import DraftChain, TokenSequence, order_of
 
 PREFILL_ROWS = 256
-"""Of an iteration, all sequences together, beside those that decode."""
+"""Most prefill rows of an iteration, over all sequences; rows of decoding sequences come on top."""
 HEADROOM = 4
-"""Slots a running sequence is expected to want soon, when another asks to enter."""
+"""Slots that a running sequence is expected to need soon, when another one asks to enter."""
 PREEMPTIBLE_ROWS = 8
-"""Most rows a preemptible sequence may start with: more means that its prefix is not cached."""
+"""Most rows that a preemptible sequence may start with; more means its prefix is not cached."""
 WORTH_SHARING = 8
-"""Tokens that another sequence is about to publish and that are worth waiting for."""
+"""Shared tokens that another sequence is computing, from which on waiting for them pays."""
 
 
 class Refusal(Enum):
-    """Why a sequence may not enter now."""
+    """Why a sequence may not enter the batch now."""
 
     FULL = "no place in the batch; the next in line waits too"
     OUT_OF_KV = "no memory; the next in line waits too"
@@ -42,9 +42,9 @@ class Refusal(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Advance:
-    """What an iteration did for a sequence: ``rows`` tokens computed after ``start``, and the
-    logits (rows from the last committed token on, vocab) once that is reached. ``children``: the
-    draft's children that had rows, with the logits of each."""
+    """What an iteration computed of a sequence: ``rows`` tokens after ``start``, and the logits
+    (rows from the last committed token on, vocab), None before that token. ``children``: the
+    draft's children that had rows, each with its logits."""
 
     sequence: TokenSequence
     start: int
@@ -54,11 +54,11 @@ class Advance:
 
     @property
     def all_rows(self) -> int:
-        """Tokens computed, those of children included."""
+        """Tokens computed, including those of the draft's children."""
         return self.rows + sum(len(logits) for _, logits in self.children)
 
     def flops(self, cost: Flops) -> float:
-        """What this part of the pass cost."""
+        """The FLOPs of this part of the pass."""
         contexts = sum_of_contexts(self.start, self.rows)
         logits = 0 if self.logits is None else len(self.logits)
         children = self.all_rows - self.rows
@@ -76,7 +76,7 @@ class Batch:
         *,
         limit: int,
     ) -> None:
-        """At most ``limit`` sequences at once."""
+        """``limit``: the most sequences at once."""
         self.cache = cache
         self.sequences: list[TokenSequence] = []
         self._forward = forward
@@ -88,7 +88,7 @@ class Batch:
         self._plan: list[tuple[TokenSequence, int]] = []
 
     def enter(self, sequence: TokenSequence, tokens: np.ndarray, upto: int) -> Refusal | None:
-        """Start a sequence over ``tokens``, or say why not; see ``PrefixCache.open``."""
+        """Start a sequence over ``tokens``, or return why not; see ``PrefixCache.open``."""
         if self.places <= 0:
             return Refusal.FULL
         self.cache.open(sequence, tokens, upto)
@@ -105,31 +105,31 @@ class Batch:
         return self._limit - len(self.sequences)
 
     def publish(self, sequence: TokenSequence) -> None:
-        """Take a sequence out and cache what it computed."""
+        """Take a sequence out of the batch and cache what it computed."""
         self.pause(sequence)
         self.cache.publish(sequence)
 
     def drop(self, sequence: TokenSequence) -> None:
-        """Take a sequence out and forget what it computed."""
+        """Take a sequence out of the batch and free what it computed."""
         self.pause(sequence)
         self.cache.drop(sequence)
 
     def pause(self, sequence: TokenSequence) -> None:
-        """Take a sequence out if it is in; it keeps its slots."""
+        """Take a sequence out of the batch if it is in it; it keeps its slots."""
         if sequence in self.sequences:
             self.sequences.remove(sequence)
 
     def resume(self, sequence: TokenSequence) -> None:
-        """Take a paused sequence in again."""
+        """Put a paused sequence back into the batch."""
         insort(self.sequences, sequence, key=order_of)
 
-    def schedule(self, held: Set[TokenSequence] = frozenset()) -> Iterator[TokenSequence | None]:
-        """Decide which rows the next pass has, slots reserved, of sequences not ``held`` back.
+    def schedule(self, skip: Set[TokenSequence] = frozenset()) -> Iterator[TokenSequence | None]:
+        """Choose the next pass's rows and reserve their slots; sequences in ``skip`` get none.
 
         Where KV is short, preemptible sequences are dropped first, then the youngest are preempted;
-        a preemptible one without room waits. Each preempted sequence comes out at once, and None
-        where one alone does not fit since others' KV may not go: before it goes on, the caller
-        requeues the one, or ends a search.
+        a preemptible one without room waits. Yields each of these at once, and None where a lone
+        sequence does not fit because what searches hold may not be evicted: before it resumes, the
+        caller requeues the preempted one, or ends a search.
         """
         self._plan = []
         prefilling = [
@@ -137,10 +137,10 @@ class Batch:
             for sequence in self.sequences
             if not sequence.preemptible and sequence.missing - sequence.draft_count > 1
         ]
-        wanted = [(sequence.tree, sequence.missing) for sequence in prefilling]
-        budget = dict(zip(prefilling, prefill_budget(wanted, PREFILL_ROWS), strict=True))
+        requests = [(sequence.tree, sequence.missing) for sequence in prefilling]
+        budget = dict(zip(prefilling, prefill_budget(requests, PREFILL_ROWS), strict=True))
         for sequence in list(self.sequences):
-            if not sequence.live or sequence in held:
+            if not sequence.live or sequence in skip:
                 continue
             if sequence.draft_count and not self.cache.has_free(sequence, sequence.missing):
                 self.cache.free_children(sequence.detach_draft().children)
@@ -152,7 +152,7 @@ class Batch:
                 self._plan.append((sequence, rows))
 
     def run(self) -> list[Advance]:
-        """One forward pass over the rows last scheduled; empty if there are none."""
+        """Run one forward pass over the rows that were scheduled last; empty if there are none."""
         plan = self._plan
         if not plan:
             return []
@@ -160,35 +160,35 @@ class Batch:
         self.cache.note_peaks()
         spans = [span for sequence, rows in plan for span in _spans(sequence, rows)]
         logits = self._forward.run(spans, self._store)
-        advances, at = [], 0
+        advances, offset = [], 0
         for sequence, rows in plan:
-            start, read = sequence.computed, rows - _without_logits(sequence, rows)
-            own = logits[at : at + read] if read else None
-            at += read
+            start, logit_rows = sequence.computed, rows - _without_logits(sequence, rows)
+            sequence_logits = logits[offset : offset + logit_rows] if logit_rows else None
+            offset += logit_rows
             sequence.computed += rows
             children = []
             for child in [child for child in sequence.children if child.missing]:
-                children.append((child, logits[at : at + child.missing]))
-                at += child.missing
+                children.append((child, logits[offset : offset + child.missing]))
+                offset += child.missing
                 child.computed = len(child.tokens)
-            advances.append(Advance(sequence, start, rows, own, tuple(children)))
-        assert at == len(logits), "the model returned other rows than were asked for"
+            advances.append(Advance(sequence, start, rows, sequence_logits, tuple(children)))
+        assert offset == len(logits), "the model returned other rows than were asked for"
         return advances
 
     def drop_preemptible(
         self, sequence: TokenSequence | None = None, rows: int = 0
     ) -> list[TokenSequence]:
         """Drop preemptible sequences, the least likely first and prefills last, until ``sequence``
-        finds slots for ``rows`` tokens without an eviction; without one all of them. Returns the
-        dropped."""
-        droppable = [one for one in self.cache.sequences if one.preemptible]
-        droppable.sort(key=lambda one: (one.length < len(one.tokens), one.order), reverse=True)
+        finds slots for ``rows`` tokens without an eviction; without a ``sequence`` all. Returns the
+        dropped ones."""
+        droppable = [extension for extension in self.cache.sequences if extension.preemptible]
+        droppable.sort(key=lambda seq: (seq.length < len(seq.tokens), seq.order), reverse=True)
         dropped = []
-        for one in droppable:
+        for extension in droppable:
             if sequence is not None and self.cache.has_free(sequence, rows):
                 break
-            self.drop(one)
-            dropped.append(one)
+            self.drop(extension)
+            dropped.append(extension)
         return dropped
 
     def _refusal(self, sequence: TokenSequence) -> Refusal | None:
@@ -196,9 +196,9 @@ class Batch:
             return Refusal.OUT_OF_KV
         if not self.sequences:
             return None
-        promised = sum(max(0, other.length - other.allocated) for other in self.sequences)
+        promised_slots = sum(max(0, other.length - other.allocated) for other in self.sequences)
         room = self.cache.unheld_room if sequence.preemptible else self.cache.available
-        if room < promised + sequence.missing + HEADROOM * (len(self.sequences) + 1):
+        if room < promised_slots + sequence.missing + HEADROOM * (len(self.sequences) + 1):
             return Refusal.OUT_OF_KV
         if sequence.missing >= WORTH_SHARING and any(
             _overlap(sequence, other) for other in self.sequences
@@ -209,7 +209,7 @@ class Batch:
     def _reserve(
         self, sequence: TokenSequence, rows: int
     ) -> Generator[TokenSequence | None, None, bool]:
-        """Slots for the sequence's next rows; see ``schedule``. False if it has none now."""
+        """Reserve slots for a sequence's next rows, as in ``schedule``; False if it gets none."""
         if sequence.preemptible:
             return self.cache.reserve(sequence, rows)
         while True:
@@ -230,23 +230,23 @@ class Batch:
 
 
 class Forwards(Protocol):
-    """What a batch needs of a model: ``runtime.embedded.model.forward.Forward`` is one."""
+    """A model as a batch uses it; ``runtime.embedded.model.forward.Forward`` is one."""
 
     def new_store(self, slots: int) -> Any:
-        """Room for the keys and values of ``slots`` tokens."""
+        """A store for the keys and values of ``slots`` tokens."""
         ...
 
     def run(self, spans: Sequence[Span], store: Any) -> torch.Tensor:
-        """Logits (rows asked for, vocab) of the spans' new positions, in span order."""
+        """Compute the spans; the logits (rows from ``logits_from`` on, vocab) in span order."""
         ...
 
 
 def _overlap(sequence: TokenSequence, other: TokenSequence) -> bool:
-    """Whether ``other`` is about to compute a prefix of ``sequence`` worth waiting for."""
+    """Whether ``other`` is computing a prefix of ``sequence`` that is worth waiting for."""
     if other.missing < WORTH_SHARING or namespace_of(sequence.tree) != namespace_of(other.tree):
         return False
-    shared = common_prefix(sequence.tokens[: sequence.length], other.tokens[: other.length])
-    return shared - sequence.shared >= WORTH_SHARING
+    overlap = common_prefix(sequence.tokens[: sequence.length], other.tokens[: other.length])
+    return overlap - sequence.shared >= WORTH_SHARING
 
 
 def _without_logits(sequence: TokenSequence, rows: int) -> int:
@@ -267,8 +267,8 @@ def _spans(sequence: TokenSequence, rows: int) -> Iterator[Span]:
     for child in sequence.children:
         if child.missing:
             tokens = np.array(child.tokens[child.computed :], dtype=np.int64)
-            at = sequence.committed + child.at + child.computed
-            yield Span(tokens, at, sequence.slots_along(child, child.depth), 0)
+            position = sequence.committed + child.at + child.computed
+            yield Span(tokens, position, sequence.slots_along(child, child.depth), 0)
 
 
 def charge_pass(
@@ -281,32 +281,32 @@ def charge_pass(
         searches[advance.sequence.tree].counters.flops += advance.flops(cost)
 
 
-def prefill_budget(wanted: Sequence[tuple[str, int]], room: int) -> list[int]:
-    """How many of ``room`` rows each of these gets: (tree, rows wanted), oldest first.
+def prefill_budget(requests: Sequence[tuple[str, int]], room: int) -> list[int]:
+    """Share ``room`` rows among ``requests``: pairs (tree, rows), oldest first. The rows of each.
 
-    Trees get equal parts, what one does not want going to the others; odd rows and, within a tree,
-    all rows go to the older ones.
+    Trees get equal parts, and what one tree does not need goes to the others. Odd rows, and all
+    rows within a tree, go to the older ones first.
     """
     totals: dict[str, int] = {}
-    for tree, rows in wanted:
+    for tree, rows in requests:
         totals[tree] = totals.get(tree, 0) + rows
-    left = _equal_parts(totals, room)
+    remaining = _equal_parts(totals, room)
     budgets = []
-    for tree, rows in wanted:
-        budgets.append(min(rows, left[tree]))
-        left[tree] -= budgets[-1]
+    for tree, rows in requests:
+        budgets.append(min(rows, remaining[tree]))
+        remaining[tree] -= budgets[-1]
     return budgets
 
 
 def _equal_parts(totals: Mapping[str, int], room: int) -> dict[str, int]:
-    """Equal parts of ``room``, none more than its total."""
-    part = dict.fromkeys(totals, 0)
+    """Share ``room`` equally among trees, none getting more than its total."""
+    parts = dict.fromkeys(totals, 0)
     unmet = [tree for tree in totals if totals[tree]]
     while unmet and room:
-        each = max(1, room // len(unmet))
+        share = max(1, room // len(unmet))
         for tree in unmet:
-            more = min(totals[tree] - part[tree], each, room)
-            part[tree] += more
-            room -= more
-        unmet = [tree for tree in unmet if part[tree] < totals[tree]]
-    return part
+            extra = min(totals[tree] - parts[tree], share, room)
+            parts[tree] += extra
+            room -= extra
+        unmet = [tree for tree in unmet if parts[tree] < totals[tree]]
+    return parts

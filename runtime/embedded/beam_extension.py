@@ -1,9 +1,9 @@
-"""Steps decoded before a round asks for them, in places that no round wants.
+"""Decode steps before a round asks for them, in batch places that no round uses.
 
 While stragglers decode, beams that have ended their step go on with their next children, in order
 of potential. A child is the same whenever it is decoded, so the round that asks for it takes it
-over as it is: nothing of it is ever truncated or decoded again. Rounds take their places back
-before the next forward pass, and their memory before anything else goes.
+over as it is: nothing of it is ever truncated or decoded again. Rounds take these places back
+before the next forward pass, and the extensions' memory before any other memory.
 (FlashTTS, sections 4.1.1 and 4.1.2.)
 """
 
@@ -30,22 +30,22 @@ from search.engine import Ahead, Trajectory
 from search.tree import Finish
 
 IDLE_PLACES = 16
-"""Rows up to which a pass costs little more than with one."""
+"""Rows up to which a pass costs little more than a pass with one row."""
 PASS_ROWS = 16
-"""Rows that add as much to a pass as it costs by itself."""
+"""Extra rows that cost as much as one more pass."""
 TRIAL_TOKENS = 64
-"""Extended tokens that a search may waste before they must have saved it passes."""
+"""Extended tokens that a search may waste before extensions must have saved it passes."""
 SHARE = 0.25
-"""Of the KV store, the most that speculated steps may take, all searches together."""
+"""Largest share of the KV store that extensions of all searches together may take."""
 
 _LAST = 1 << 62
 
 
 @dataclass(slots=True, eq=False)
 class ExtendedStep:
-    """A step that has ended, and its children begun before a round, by child index.
+    """A step that has ended, and those of its children that were begun early, by child index.
 
-    ``seq`` is the branch whose step it was.
+    ``seq``: the branch whose step it was.
     """
 
     seq: BranchSequence
@@ -55,12 +55,12 @@ class ExtendedStep:
 
 
 Place = tuple[int, int, int]
-"""Where a child stands in its search's queue: least first. Its potential, negated, less those of
-its siblings that went before; the beam's arrival; the child's index."""
+"""A child's key in its search's queue, the lowest first: minus its potential, which is the beam's
+children from this one on; the beam's arrival number; the child's index."""
 
 
 class BeamExtension:
-    """The beams of all searches that may be extended, and what was decoded of their children."""
+    """The beams of all searches that may be extended, and their children decoded so far."""
 
     def __init__(
         self,
@@ -83,14 +83,14 @@ class BeamExtension:
         self._arrivals = 0
 
     def enqueue(self, seq: BranchSequence, path: np.ndarray) -> None:
-        """A branch's step has ended at ``path``: its children may be decoded."""
+        """Queue a branch's children, if they may be decoded early; its step has ended ``path``."""
         ahead, tree = seq.branch.ahead, seq.tree
         if not self._on or ahead is None or not self._worthwhile(tree):
             return
         if seq.branch.early_limit(len(seq.output), seq.call.sampling.max_step_tokens) < 1:
             return
         beams = self._beams.setdefault(tree, {})
-        if seq.branch.node in beams:  # a node is one step; what was begun below it is kept
+        if seq.branch.node in beams:  # a node is one step; keep what was begun below it
             return
         beam = beams[seq.branch.node] = ExtendedStep(
             seq, ahead, SharedPrefix(tree, path, visited=True)
@@ -99,55 +99,55 @@ class BeamExtension:
         heappush(self._children.setdefault(tree, []), ((-ahead.children, self._arrivals, 0), beam))
 
     def fill_idle_places(self) -> list[BranchSequence]:
-        """Give idle places to the likeliest children, equally many to each search that has some;
-        those that go on from their prefix's logits now."""
-        begun: list[BranchSequence] = []
-        wanting = [tree for tree in self.wanting() if self._has_budget(tree)]
+        """Give idle places to the likeliest children, equally many to each search that has some.
+        Returns those that have a sequence now, without those whose prefix is computed first."""
+        ready: list[BranchSequence] = []
+        trees = [tree for tree in self.wanting() if self._has_budget(tree)]
         idle = min(self._batch.places, IDLE_PLACES - len(self._batch.sequences))
         places = Counter(
             sequence.tree for sequence in self._batch.sequences if sequence.preemptible
         )
-        while wanting:
-            tree = min(wanting, key=lambda t: (places[t], self._searches[t].number))
+        while trees:
+            tree = min(trees, key=lambda t: (places[t], self._searches[t].number))
             if idle <= 0:
                 richest = max(places, key=lambda t: places[t], default=tree)
                 if places[richest] - places[tree] < 2 or not self._pause_last(richest):
                     break
                 places[richest] -= 1
-            seq = self._next(tree)
+            seq = self._start_next(tree)
             if seq is None:
-                wanting.remove(tree)
+                trees.remove(tree)
                 continue
             places[tree] += 1
             idle -= 1
             if seq.live:
-                begun.append(seq)
-        return begun
+                ready.append(seq)
+        return ready
 
     def wanting(self) -> set[str]:
-        """The searches that have children left to decode."""
+        """The searches that have children to decode."""
         paused = {tree for tree, seqs in self._paused.items() if seqs}
         return paused | {tree for tree, queue in self._children.items() if queue}
 
     def pause_all(self, tree: str | None = None) -> None:
-        """Take all extensions, or one search's, out of the batch. They keep their slots."""
-        running = [one for one in self._batch.sequences if one.preemptible]
-        for sequence in [one for one in running if tree in (None, one.tree)]:
+        """Take all extensions, or one search's, out of the batch; branches keep their slots."""
+        running = [sequence for sequence in self._batch.sequences if sequence.preemptible]
+        for sequence in [sequence for sequence in running if tree in (None, sequence.tree)]:
             self._pause(sequence)
 
     def prefix(self, tree: str, node: int, tokens: np.ndarray) -> SharedPrefix | None:
-        """The prefix that ends with a node's step, if its logits are known."""
+        """The prefix that ends with a node's step, if beam extension has computed its logits."""
         beam = self._beams.get(tree, {}).get(node)
         if beam is None or beam.prefix.logits is None:
             return None
         return beam.prefix if np.array_equal(beam.prefix.tokens, tokens) else None
 
     def claim(self, seq: BranchSequence) -> Finish | None:
-        """A round asks for a branch: it gets what was decoded of it, and how its step ended if it
-        has. What was computed is cached, since something may follow now."""
+        """Give a branch that a round asks for what was decoded of it early; why its step ended,
+        None if it has not. What was computed is cached, because something may follow now."""
         beam = self._beams.get(seq.tree, {}).get(seq.branch.parent)
         child = None if beam is None else beam.children.get(seq.branch.child)
-        if beam is None or child is None or not _same(child, seq):
+        if beam is None or child is None or not _matches(child, seq):
             return None
         del beam.children[seq.branch.child]
         seq.output, seq.logprob, seq.entropy = child.output, child.logprob, child.entropy
@@ -159,8 +159,8 @@ class BeamExtension:
         return finish
 
     def start_round(self, tree: str) -> None:
-        """A round has begun: what it did not ask for runs no further, and what has not begun will
-        not begin."""
+        """Stop extending a search whose round has begun: children that it did not claim run no
+        further, and no others begin."""
         self._children.pop(tree, None)
         self.pause_all(tree)
         self._paused.pop(tree, None)
@@ -171,32 +171,32 @@ class BeamExtension:
     def finished_next_steps(
         self, tree: str, trajectories: Sequence[Trajectory]
     ) -> dict[int, Trajectory]:
-        """Trajectories with their likeliest next step, by node, where it is complete."""
-        longer = {t.node: self._with_next_step(tree, t) for t in trajectories}
-        return {node: t for node, t in longer.items() if t is not None}
+        """Trajectories extended by their likeliest next step, by node, where that is complete."""
+        extended = {t.node: self._with_next_step(tree, t) for t in trajectories}
+        return {node: t for node, t in extended.items() if t is not None}
 
     def finish(self, seq: BranchSequence, finish: Finish) -> None:
-        """An extension's step is complete: it waits for a round, with its KV if more may follow."""
+        """Keep an extension whose step is complete for a round, with its KV if more may follow."""
         self._finished[seq] = finish
         self._batch.pause(seq)
         if finish is Finish.END:
             self._drop(seq)
 
     def mark_dead(self, tree: str, nodes: Sequence[int]) -> None:
-        """These nodes get no children any more."""
+        """Discard what was decoded below nodes that get no more children."""
         beams = self._beams.get(tree, {})
         for node in nodes:
             if node in beams:
                 self._discard(tree, beams.pop(node))
 
     def remove_tree(self, tree: str) -> None:
-        """A search is over, or stops."""
+        """Discard everything of a search that is over or was stopped."""
         self.start_round(tree)
         for beam in self._beams.pop(tree, {}).values():
             self._discard(tree, beam)
 
     def sequences(self, tree: str | None = None) -> list[BranchSequence]:
-        """What was begun and not asked for yet, of one search or of all."""
+        """The children begun early that no round has asked for, of one search or of all."""
         trees = self._beams.values() if tree is None else [self._beams.get(tree, {})]
         return [seq for beams in trees for beam in beams.values() for seq in beam.children.values()]
 
@@ -213,9 +213,9 @@ class BeamExtension:
 
     def _pause_last(self, tree: str) -> bool:
         """Pause a search's least likely extension; False if it has none in the batch."""
-        for one in reversed(self._batch.sequences):
-            if one.preemptible and one.tree == tree and isinstance(one, BranchSequence):
-                self._pause(one)
+        for seq in reversed(self._batch.sequences):
+            if seq.preemptible and seq.tree == tree and isinstance(seq, BranchSequence):
+                self._pause(seq)
                 return True
         return False
 
@@ -227,19 +227,19 @@ class BeamExtension:
             self._batch.drop(sequence)
 
     def _has_budget(self, tree: str) -> bool:
-        """Whether a search may take more: within its part of the memory, and while the passes that
-        it saved so are worth the rows that it wasted."""
+        """Whether a search may extend more: it is within its part of the memory, and the passes
+        that extensions saved it are worth the rows that they wasted."""
         if not self._worthwhile(tree):
             return False
-        held = sum(len(seq.private) for seq in self.sequences(tree) if seq.live)
-        return held < SHARE * self._batch.cache.capacity / len(self._beams)
+        tokens = sum(len(seq.private) for seq in self.sequences(tree) if seq.live)
+        return tokens < SHARE * self._batch.cache.capacity / len(self._beams)
 
     def _worthwhile(self, tree: str) -> bool:
         search = self._searches.get(tree)
         return search is not None and pays(search.passes_saved, search.counters.speculated_wasted)
 
-    def _next(self, tree: str) -> BranchSequence | None:
-        """Run a search's likeliest child that can run; None if none can."""
+    def _start_next(self, tree: str) -> BranchSequence | None:
+        """Run a search's likeliest child that can run, or its prefix first; None if none can."""
         paused = self._paused.get(tree)
         while paused:
             seq = paused.pop()
@@ -274,8 +274,8 @@ class BeamExtension:
     def _child(beam: ExtendedStep, place: Place) -> BranchSequence:
         child, seq = place[2], beam.seq
         branch = seq.branch.early_child(child, seq.output, seq.call.sampling.max_step_tokens)
-        own = seq.call
-        call = ExpandCall(0, 0, seq.tree, own.sampling, own.stops, [], own.processors)
+        parent = seq.call
+        call = ExpandCall(0, 0, seq.tree, parent.sampling, parent.stops, [], parent.processors)
         order = (_LAST + place[0], place[1], child)
         return BranchSequence(call, 0, branch, beam.prefix, order, preemptible=True)
 
@@ -289,16 +289,16 @@ class BeamExtension:
         beam.children.clear()
 
     def _drop(self, seq: BranchSequence, *, publish: bool = False) -> None:
-        """An extension's sequence ends, wherever it is; its tokens stay."""
+        """End an extension's sequence if it is live; its output tokens stay."""
         if seq.live:
             (self._batch.publish if publish else self._batch.drop)(seq)
 
 
 def pays(passes: int, rows: int) -> bool:
-    """Whether ``passes`` saved are worth as much as ``rows`` wasted; True until that is known."""
+    """Whether ``passes`` saved are worth ``rows`` wasted; True below TRIAL_TOKENS rows."""
     return rows < TRIAL_TOKENS or passes * PASS_ROWS >= rows
 
 
-def _same(child: BranchSequence, seq: BranchSequence) -> bool:
-    """Whether an extension is what the branch asks for."""
+def _matches(child: BranchSequence, seq: BranchSequence) -> bool:
+    """Whether an extension decodes the same step as the branch."""
     return child.branch.draws_as(seq.branch) and child.call.sampling == seq.call.sampling

@@ -1,7 +1,7 @@
-"""The draft model: proposes how branches may go on, from KV of its own that shares their prefixes.
+"""The draft model: proposes how branches may go on, with its own KV cache.
 
-It proposes what it would sample itself under the noise that the branch will be sampled with. What
-it proposes costs or saves time; it is never part of an answer.
+It proposes what it would sample itself under the noise that the branch will be sampled with. Its
+proposals change time only; no answer depends on them.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from runtime.embedded.sequence import BranchSequence, DraftChain, DraftTree, Tok
 
 
 class DraftModel:
-    """The branches' continuations in the draft model's cache, a sequence for each."""
+    """The draft model with its cache, in which each branch that is drafted for has a sequence."""
 
     noise = 0
-    """Exclusive or with a branch's seed: the noise its draft tokens are sampled by. 0: its own."""
+    """XORed with a branch's seed, it gives the seed of its draft tokens' noise; 0: the branch's."""
 
     def __init__(
         self,
@@ -39,16 +39,16 @@ class DraftModel:
         clock: Callable[[], float],
     ) -> None:
         """``config``: the draft model's; branches that may outgrow its context or its KV get no
-        drafts. ``pass_time``: what each pass takes by ``clock`` is added to it."""
+        drafts. ``pass_time``: receives the time of each pass, by ``clock``."""
         self.cache = PrefixCache(options.draft_kv_tokens)
         self._batch = Batch(forward, self.cache, limit=2 * options.batch_limit)
         self._longest = min(config.context, options.draft_kv_tokens)
         self._eos = eos
         self._flops = config.flops
-        self._spent: defaultdict[str, float] = defaultdict(float)
+        self._flops_by_tree: defaultdict[str, float] = defaultdict(float)
         self._pass_time = pass_time
         self._clock = clock
-        self._since = 0.0
+        self._last_clock = 0.0
         self._sequences: dict[BranchSequence, TokenSequence] = {}
         self._prefixes: set[TokenSequence] = set()
 
@@ -56,8 +56,8 @@ class DraftModel:
         self, widths: Mapping[BranchSequence, Sequence[int]]
     ) -> dict[BranchSequence, DraftTree]:
         """A draft for each branch. ``widths``: how many tokens to draft at each depth (at least one
-        depth), after each draft token before it; none comes after one that ends a step."""
-        self._since = self._clock()
+        depth) after each draft token before it. Tokens that end a step are not drafted."""
+        self._last_clock = self._clock()
         fitting = [seq for seq in widths if seq.size <= self._longest]
         for seq in fitting:
             self._catch_up(seq)
@@ -74,8 +74,8 @@ class DraftModel:
         return {seq: drafts.get(seq) or DraftTree() for seq in widths}
 
     def rank(self, tips: Sequence[DraftTip], logits: torch.Tensor) -> list[list[int]]:
-        """The next draft tokens after each tip, the likeliest first, from its row of ``logits``
-        (tips, vocab)."""
+        """The candidates for the next draft token after each tip, the likeliest first, from the
+        tip's row of ``logits`` (tips, vocab)."""
         seqs = [builder.seq for builder, _ in tips]
         ranked = rank_candidates(
             logits,
@@ -85,16 +85,16 @@ class DraftModel:
             np.array([seq.call.sampling.top_p for seq in seqs]),
             max(builder.width(chain) for builder, chain in tips),
         ).tolist()
-        for place, (builder, chain) in enumerate(tips):
+        for index, (builder, chain) in enumerate(tips):
             seq, processors = builder.seq, builder.seq.call.processors
             if processors is not None:
                 path, seed = builder.path(chain), seq.branch.seed ^ self.noise
-                row, count = logits[place].numpy(), builder.width(chain)
-                ranked[place] = processors.rank(path, seed, row, count)
+                row, count = logits[index].numpy(), builder.width(chain)
+                ranked[index] = processors.rank(path, seed, row, count)
         return ranked
 
     def diverge(self, seq: BranchSequence) -> None:
-        """Others go on from what a branch has sampled: what was computed of it is theirs too."""
+        """Put what was computed of a branch into the cache, because others go on from there."""
         sequence = self._sequences.get(seq)
         if sequence is not None:
             self._catch_up(seq)
@@ -102,7 +102,7 @@ class DraftModel:
             self.cache.share(sequence)
 
     def end(self, seq: BranchSequence, *, publish: bool) -> None:
-        """A branch has ended or was preempted; its KV stays cached unless nothing can follow."""
+        """End the sequence of an ended or preempted branch; ``publish``: cache what it computed."""
         if seq not in self._sequences:
             return
         if publish:
@@ -110,23 +110,23 @@ class DraftModel:
         (self._batch.publish if publish else self._batch.drop)(self._sequences.pop(seq))
 
     def release(self, tree: str, prompt: np.ndarray | None) -> float:
-        """Let go of a search without branches; what drafting for it cost, in flops."""
+        """Release a search that has no branches; returns what drafting for it cost, in FLOPs."""
         self.cache.release(tree, prompt)
-        return self._spent.pop(tree, 0.0)
+        return self._flops_by_tree.pop(tree, 0.0)
 
     def _catch_up(self, seq: BranchSequence) -> None:
-        """Make a branch's sequence hold its tokens, the last one still to be computed."""
+        """Give a branch's sequence the branch's tokens; the last one is still to be computed."""
         sequence = self._sequences.get(seq)
         if sequence is None:
             return
         tokens = seq.path()
-        same = common_prefix(sequence.tokens[: sequence.computed], tokens)
+        shared = common_prefix(sequence.tokens[: sequence.computed], tokens)
         sequence.tokens[: len(tokens)] = tokens
         sequence.length = len(tokens)
-        sequence.computed = min(same, sequence.length - 1)
+        sequence.computed = min(shared, sequence.length - 1)
 
     def _enter(self, seqs: Sequence[BranchSequence]) -> None:
-        """Sequences for branches without one, each distinct prefix computed once for all."""
+        """Start sequences for branches that have none, computing each distinct prefix once."""
         firsts = {(namespace_of(seq.tree), seq.prefix.tokens.tobytes()): seq for seq in seqs}
         self._prefill(list(firsts.values()))
         for seq in seqs:
@@ -147,7 +147,7 @@ class DraftModel:
             self._note(self._pass(set(self._sequences.values())))
 
     def _start_prefix(self, seq: BranchSequence) -> bool:
-        """Have a branch's prefix computed; False while it has to wait."""
+        """Start a sequence for a branch's prefix; False while it has to wait."""
         prefix = seq.prefix.tokens
         sequence = TokenSequence(seq.tree, seq.order, len(prefix))
         if self._batch.enter(sequence, prefix, len(prefix)) is not None:
@@ -155,11 +155,11 @@ class DraftModel:
         self._prefixes.add(sequence)
         return True
 
-    def _grow(self, passed: Sequence[tuple[DraftTreeBuilder, Advance]]) -> None:
-        """Add to each draft what the draft model proposes after this pass."""
+    def _grow(self, advances: Sequence[tuple[DraftTreeBuilder, Advance]]) -> None:
+        """Extend each draft by what the draft model proposes after this pass."""
         tips: list[DraftTip] = []
         rows: list[torch.Tensor] = []
-        for builder, advance in passed:
+        for builder, advance in advances:
             if advance.logits is not None:
                 tips.append((builder, None))
                 rows.append(advance.logits[-1:])
@@ -170,24 +170,25 @@ class DraftModel:
             builder.extend(chain, tokens)
 
     def _note(self, advances: Sequence[Advance]) -> None:
-        """Tell the time since the last pass, and count its cost."""
+        """Record the seconds since the last pass, and charge the pass to its searches."""
         for advance in advances:
-            self._spent[advance.sequence.tree] += advance.flops(self._flops)
-        before, self._since = self._since, self._clock()
-        self._pass_time.add(sum(advance.all_rows for advance in advances), self._since - before)
+            self._flops_by_tree[advance.sequence.tree] += advance.flops(self._flops)
+        before, self._last_clock = self._last_clock, self._clock()
+        rows = sum(advance.all_rows for advance in advances)
+        self._pass_time.add(rows, self._last_clock - before)
 
-    def _pass(self, held: Set[TokenSequence] = frozenset()) -> list[Advance]:
-        """A pass over all sequences but those ``held`` back. What is preempted gets no draft."""
-        for sequence in self._batch.schedule(held):
+    def _pass(self, skip: Set[TokenSequence] = frozenset()) -> list[Advance]:
+        """Run a pass over all sequences but those in ``skip``; preempted ones get no draft."""
+        for sequence in self._batch.schedule(skip):
             assert sequence is not None, "the draft's cache may evict everything"
             self._prefixes.discard(sequence)
-            for seq in [seq for seq, its in self._sequences.items() if its is sequence]:
+            for seq in [seq for seq, running in self._sequences.items() if running is sequence]:
                 del self._sequences[seq]
         return self._batch.run()
 
 
 class DraftTreeBuilder:
-    """The draft of one branch; all its chains are equally deep until they end."""
+    """Builds the draft of one branch; all its chains grow equally deep until they end."""
 
     def __init__(
         self,
@@ -222,14 +223,14 @@ class DraftTreeBuilder:
         return self.seq.path(self._tokens(chain))
 
     def extend(self, chain: DraftChain | None, ranked: Sequence[int]) -> None:
-        """The likeliest of ``ranked`` lengthens the chain, the others begin children, as many as
-        are wanted. What would end the step is not worth a row: the sample after the draft shows."""
+        """Lengthen the chain by the likeliest token of ``ranked`` and begin children with the next
+        ones, up to the width. Tokens that would end the step are left out: they need no row."""
         depth = self.depth(chain)
-        before = [*self.seq.output, *self._tokens(chain)]
-        wanted = [token for token in ranked[: self._widths[depth]] if token >= 0]
-        going_on = [token for token in wanted if not self._ends([*before, token])]
+        prefix = [*self.seq.output, *self._tokens(chain)]
+        candidates = [token for token in ranked[: self._widths[depth]] if token >= 0]
+        continuing = [token for token in candidates if not self._ends([*prefix, token])]
         deepest = depth + 1 == len(self._widths)
-        for rank, token in enumerate(going_on):
+        for rank, token in enumerate(continuing):
             if rank:
                 child = DraftChain(chain, depth, [token])
                 (self._leaves if deepest else self._sequence.children).append(child)
@@ -241,20 +242,20 @@ class DraftTreeBuilder:
                 chain.tokens.append(token)
 
     def build(self, cache: PrefixCache) -> DraftTree:
-        """The draft; the sequence keeps what was computed of the main chain. Children go no deeper
-        than it, so that they fit its places."""
+        """The finished draft; what was computed of its main chain stays in the sequence. Children
+        are cut to the depth of the main chain, so that they fit its positions."""
         sequence = self._sequence
         tokens, children = self._tokens(None), sequence.children
         cache.free_children(children)
         sequence.children, sequence.draft_count = [], 0
         for chain, token in self._last.items():
             (tokens if chain is None else chain.tokens).append(token)
-        kept: list[DraftChain] = []
+        fitting: list[DraftChain] = []
         for child in [*children, *self._leaves]:
             child.tokens = child.tokens[: max(0, len(tokens) - child.at)]
-            if child.tokens and (child.parent is None or child.parent in kept):
-                kept.append(child)
-        return DraftTree(tokens, kept)
+            if child.tokens and (child.parent is None or child.parent in fitting):
+                fitting.append(child)
+        return DraftTree(tokens, fitting)
 
     def _tokens(self, chain: DraftChain | None) -> list[int]:
         """All draft tokens on a chain."""
@@ -268,4 +269,4 @@ class DraftTreeBuilder:
 
 
 DraftTip = tuple[DraftTreeBuilder, DraftChain | None]
-"""A branch's draft and a chain of it after which the next token is asked for."""
+"""A branch's draft, and one of its chains that is to get its next token."""

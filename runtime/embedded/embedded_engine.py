@@ -52,17 +52,17 @@ T = TypeVar("T")
 
 
 class EmbeddedEngine:
-    """A client of the engine's process; make it with ``start``.
+    """A client of the engine's process; create it with ``start``.
 
-    When the process dies, every call under way raises EngineDown at once, and so does every later
-    one until ``restart``. Belongs to the event loop it was started in.
+    When the process dies, every running call raises EngineDown at once, and so does every later
+    one until ``restart``. It must be used in the event loop that it was started in.
     """
 
     def __init__(self, options: EngineOptions) -> None:
         self._options = options
         self._calls = count(1)
         self._pending: dict[int, asyncio.Future[Any]] = {}
-        self._moved: dict[str, KvMoved] = {}
+        self._kv_moves: dict[str, KvMoved] = {}
         self._client: ClientEnd | None = None
         self._loading: ClientEnd | None = None
         self._started: asyncio.Future[None] | None = None
@@ -76,8 +76,8 @@ class EmbeddedEngine:
     async def start(cls, options: EngineOptions) -> EmbeddedEngine:
         """Spawn the process and wait until the models are loaded.
 
-        Raises what is wrong with the options: ValueError, OSError, RewardMissing; EngineDown if
-        the process dies.
+        Raises ValueError, OSError or RewardMissing for wrong options; EngineDown if the process
+        dies.
         """
         engine = cls(options)
         await engine._launch()
@@ -85,7 +85,7 @@ class EmbeddedEngine:
 
     @property
     def capabilities(self) -> Capabilities:
-        """What this engine can do; constant while it lives."""
+        """What this engine can do; constant while it runs."""
         assert self._capabilities is not None, "the engine was not started"
         return self._capabilities
 
@@ -96,7 +96,7 @@ class EmbeddedEngine:
         return client.process.pid if client else None
 
     async def expand(self, tree: str, branches: Sequence[Branch], sampling: Sampling) -> list[Step]:
-        """Draw one step for each branch, in the order asked."""
+        """Draw one step for each branch, in the order of ``branches``."""
         return await self._ask_in_parts(
             rounds(branches), lambda call, part: Expand(call, tree, part, sampling)
         )
@@ -108,7 +108,7 @@ class EmbeddedEngine:
         question: str,
         trajectories: Sequence[Trajectory],
     ) -> list[float]:
-        """One reward in [0, 1] a trajectory, unrounded."""
+        """One unrounded reward in [0, 1] for each trajectory."""
         return await self._ask_in_parts(
             readings(trajectories), lambda call, part: Score(call, tree, prompt, question, part)
         )
@@ -116,7 +116,7 @@ class EmbeddedEngine:
     async def embed(
         self, tree: str, prompt: tuple[int, ...], trajectories: Sequence[Trajectory]
     ) -> list[tuple[float, ...]]:
-        """One vector for the last step of each trajectory, by ``capabilities.embeds``."""
+        """One vector for each trajectory's last step, by what ``capabilities.embeds`` names."""
         texts = [trajectory.texts[-1] for trajectory in trajectories]
         if self._endpoint is not None:
             return await self._endpoint.embed_texts(texts)
@@ -128,37 +128,36 @@ class EmbeddedEngine:
         )
 
     def hint(self, tree: str, hint: Hint) -> None:
-        """Tell the KV manager about a tree; lost without harm when the engine is down.
-
-        Raises CallFault for a hint that cannot be sent.
+        """Send a hint about a tree to the KV manager; it is dropped, harmlessly, if the engine is
+        down. Raises CallFault for a hint that cannot be sent.
         """
         if self._client is not None:
             self._client.send(TreeHint(tree, hint))
 
     def kv_moved(self, tree: str) -> KvMoved | None:
-        """What the KV of a tree went through since the last look, by the engine's last word."""
-        return self._moved.pop(tree, None)
+        """What happened to a tree's KV since the last call, as the engine last reported it."""
+        return self._kv_moves.pop(tree, None)
 
     async def release(self, tree: str) -> Counters:
-        """Let go of a tree and return what it cost; all zero for a tree that was never here."""
-        self._moved.pop(tree, None)
+        """Release a tree and return what it cost; all zero for an unknown tree."""
+        self._kv_moves.pop(tree, None)
         return await self._ask(lambda call: Release(call, tree))
 
     async def abort(self, tree: str) -> None:
-        """Stop everything under way for a tree (those calls raise EngineError) and free its KV."""
+        """Stop all calls of a tree, which raise EngineError, and free its KV."""
         await self.release(tree)
 
     async def usage(self) -> Usage:
-        """KV and queues after the last word of the engine, at most a quarter second old."""
+        """KV and queues as last reported; a busy engine reports every quarter second or so."""
         self._must_be_up()
         assert self._usage is not None, "a started engine has reported"
         return self._usage
 
     async def health(self) -> None:
-        """Raise EngineDown if the process is gone, still loads, or owes an answer and has long said
-        nothing.
+        """Raise EngineDown if the process is gone, is still loading, or owes an answer and has sent
+        nothing for ``stall_seconds``.
 
-        Returns at once: a quiet process is sent a ping, whose answer the next call counts on.
+        Returns at once: an idle process is sent a ping, and a later call looks for its answer.
         """
         client = self._must_be_up()
         quiet = client.quiet_seconds()
@@ -170,12 +169,12 @@ class EmbeddedEngine:
             client.send(Ping(call))
 
     async def restart(self) -> None:
-        """End the process, failing what is under way, and start a fresh one."""
+        """End the process, fail its running calls, and start a new one."""
         await self._end()
         await self._launch()
 
     async def close(self) -> None:
-        """End the process and fail what is under way."""
+        """End the process and fail its running calls."""
         await self._end()
         if self._endpoint is not None:
             await self._endpoint.close()
@@ -209,23 +208,23 @@ class EmbeddedEngine:
 
     async def _ask_all(self, messages: Sequence[Callable[[int], ToEngine]]) -> list[Any]:
         client = self._must_be_up()
-        asked: dict[int, asyncio.Future[Any]] = {}
+        answers: dict[int, asyncio.Future[Any]] = {}
         try:
             for message in messages:
                 call = next(self._calls)
-                asked[call] = self._pending[call] = asyncio.get_running_loop().create_future()
+                answers[call] = self._pending[call] = asyncio.get_running_loop().create_future()
                 client.send(message(call))
-            return [await answer for answer in asked.values()]
+            return [await answer for answer in answers.values()]
         finally:
-            for call in asked:
+            for call in answers:
                 self._pending.pop(call, None)
 
     async def _ask_in_parts(
         self, parts: Sequence[tuple[T, ...]], message: Callable[[int, tuple[T, ...]], ToEngine]
     ) -> list[Any]:
-        """Ask for all parts at once; the answers joined."""
-        asked = [lambda call, part=part: message(call, part) for part in parts]
-        return list(chain.from_iterable(await self._ask_all(asked)))
+        """Send a message for each part, all at once; the answers concatenated in order."""
+        messages = [lambda call, part=part: message(call, part) for part in parts]
+        return list(chain.from_iterable(await self._ask_all(messages)))
 
     def _must_be_up(self) -> ClientEnd:
         if self._client is None:
@@ -233,7 +232,7 @@ class EmbeddedEngine:
         return self._client
 
     def _receive(self, client: ClientEnd, message: FromEngine | None) -> None:
-        """Take a word from the current process, in the event loop."""
+        """Handle a message from the current process, in the event loop."""
         match message:
             case None:
                 self._client = self._loading = None
@@ -252,7 +251,7 @@ class EmbeddedEngine:
             case Done(call, value, usage, tree, moved):
                 self._usage = usage
                 if moved is not None and call in self._pending:
-                    self._moved[tree] = moved.after(self._moved.get(tree))
+                    self._kv_moves[tree] = moved.after(self._kv_moves.get(tree))
                 self._settle(self._pending.pop(call, None), value)
             case Failed(call, error, usage):
                 self._usage = usage or self._usage
@@ -266,29 +265,29 @@ class EmbeddedEngine:
 
     @staticmethod
     def _settle(answer: asyncio.Future[Any] | None, value: object) -> None:
-        """Fulfil a future, or fail it with an exception, unless its caller has gone."""
+        """Set a future's result, or its exception, unless it is done already."""
         if answer is None or answer.done():
             return
         if isinstance(value, Exception):
             answer.set_exception(value)
-            answer.exception()  # heard or not, it is no surprise to the event loop
+            answer.exception()  # so that the event loop does not warn if nobody awaits it
         else:
             answer.set_result(value)
 
 
 def let_threads_rest() -> None:
-    """Have idle threads of torch sleep before long, unless the environment says what they do.
+    """Make idle threads of torch sleep soon, unless ``OMP_WAIT_POLICY`` is set.
 
-    One that has done its part of an operation looks out for the next for a fraction of a
-    millisecond, since waking it each time costs more than it wins; then it leaves its core to the
-    server beside it. To be called before torch is loaded.
+    A thread that has done its part of an operation spins for a fraction of a millisecond, because
+    waking it each time costs more than it gains; then it leaves its core to the server beside it.
+    Must be called before torch is loaded.
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 
 def _run_engine(options: EngineOptions, log_level: int, pipe: Connection) -> None:
-    """What the spawned process does; only there are torch and the models loaded."""
+    """The spawned process's main function; only that process loads torch and the models."""
     end = EngineEnd(pipe)
     logging.basicConfig(level=log_level, handlers=[PipeLogHandler(end)])
     let_threads_rest()

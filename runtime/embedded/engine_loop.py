@@ -1,7 +1,7 @@
-"""The engine's own process: reads calls from a pipe, runs both models, answers.
+"""The engine's own process: reads calls from a pipe, runs both models, sends answers.
 
-Between two iterations it looks for messages; with nothing to do it waits for one and checks its
-accounting. It ends when it is told to, or when the other end of the pipe is gone.
+Between two iterations it receives messages; while idle it waits for one and checks its accounting.
+It ends when it is told to, or when the other end of the pipe is closed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from runtime.embedded.scheduler import scheduler_for
 from runtime.embedded.sequence import ExpandResult
 from runtime.embedded.shortlist import shortlist
 from runtime.embedded.step_embedder import load_embedder
-from runtime.embedded.validation import CallError, CallErrors, check, each
+from runtime.embedded.validation import CallError, CallErrors, check, check_tuple
 from runtime.json_schemas import spells_json
 from runtime.reward_format import format_read_here
 from runtime.text import Text
@@ -61,13 +61,13 @@ log = logging.getLogger(__name__)
 
 REPORT_SECONDS = 0.25
 NAME_LETTERS = 200
-"""Of a tree's name in the log."""
+"""Letters of a tree's name that are logged."""
 IDLE_SECONDS = 0.05
 RECEIVE_SECONDS = 0.05
-"""Of this thread's time, in which messages are received before the next iteration; the last of them
-may take longer."""
+"""CPU seconds of this thread for receiving messages before the next iteration; the last message may
+take longer."""
 EXPECTED = (PrefixTooLong, KvFull, RewardMissing, EmbeddingMissing)
-"""What a sound call may meet. Nothing has begun then, or the search is to go on without."""
+"""Errors that a valid call may raise: nothing has begun then, or the search goes on without it."""
 
 
 def run(pipe: EngineEnd, options: EngineOptions) -> None:
@@ -79,16 +79,16 @@ def run(pipe: EngineEnd, options: EngineOptions) -> None:
         pipe.send(StartFailed(error))
         return
     gc.collect()
-    gc.freeze()  # what stays for good is not looked through again and again
-    with contextlib.suppress(BrokenPipeError):  # nobody is left to hear answers
+    gc.freeze()  # so that objects that stay for good are not scanned again and again
+    with contextlib.suppress(BrokenPipeError):  # nobody is left to receive answers
         loop.serve()
 
 
 class EngineLoop:
-    """Both models, and the loop."""
+    """Both models, and the loop that serves calls."""
 
     def __init__(self, pipe: EngineEnd, options: EngineOptions) -> None:
-        """Loads the models. Raises what is wrong with the options."""
+        """Load the models. Raises EngineError, ValueError or OSError for wrong options."""
         self._format = format_read_here(options.reward_format)
         models = {"policy": options.policy, "prm": options.prm}
         context = min(Text(path).context for path in models.values() if path is not None)
@@ -98,7 +98,7 @@ class EngineLoop:
             threads=options.pass_threads,
             kernel=options.kernel,
         )
-        shortlist()  # what it takes to build it, the first request shall not wait for
+        shortlist()  # built now, so that the first request does not wait for it
         options = split_pools(options)
         self._pipe = pipe
         self._options = options
@@ -106,7 +106,7 @@ class EngineLoop:
         self._scorer, self._judge = load_scorer(options), load_judge(options, self._scheduler)
         self._scoring = scoring = self._scorer or self._judge
         self._embedder = load_embedder(options, forward, self._scheduler.searches)
-        self._reported = 0.0
+        self._last_report = 0.0
         self._kv_accounting_errors = self._call_errors = 0
         self._errors = CallErrors()
         self._unchecked = False
@@ -129,13 +129,13 @@ class EngineLoop:
         )
 
     def serve(self) -> None:
-        """Answer until told to stop."""
+        """Answer calls until a message says to stop."""
         self._send(Ready(self._capabilities, self._usage()))
         while self.turn():
             pass
 
     def turn(self) -> bool:
-        """Take the messages that are there and do one iteration of each part; False to stop."""
+        """Receive waiting messages and run one iteration of each part; False to stop."""
         if not self._receive_all():
             return False
         if self._scheduler.busy:
@@ -145,18 +145,18 @@ class EngineLoop:
                 for call, values in part.step():
                     self._answer(call, values)
                 self._fail_calls(part.errors)
-        if time.monotonic() - self._reported > REPORT_SECONDS:  # calls take long
+        if time.monotonic() - self._last_report > REPORT_SECONDS:  # calls take long
             self._send(self._usage())
         return True
 
     @property
     def busy(self) -> bool:
-        """Whether a call is being worked on."""
-        beside = (self._scorer, self._embedder)
-        return self._scheduler.busy or any(part is not None and part.busy for part in beside)
+        """Whether any call is still unanswered."""
+        parts = (self._scorer, self._embedder)
+        return self._scheduler.busy or any(part is not None and part.busy for part in parts)
 
     def _decode(self) -> None:
-        """One iteration of the policy model."""
+        """Run one iteration of the policy model and answer the calls that it finishes."""
         for result in self._scheduler.step():
             with self._errors.at(result.tree, result.call):
                 self._answer_round(result)
@@ -164,7 +164,7 @@ class EngineLoop:
             self._fail_calls(errors)
 
     def _answer_round(self, result: ExpandResult) -> None:
-        """Answer a finished round, or with what it comes to if it was the judge's."""
+        """Answer a finished round with its steps, or with rewards if the judge asked for it."""
         rewards = self._judge.rule(result) if self._judge else None
         if rewards is not None:
             self._answer(result.call, rewards)
@@ -172,14 +172,14 @@ class EngineLoop:
             self._send(Done(result.call, result.steps, self._usage(), result.tree, result.moved))
 
     def _receive_all(self) -> bool:
-        """Take the messages that are there, waiting for one when idle; False to stop.
+        """Receive the messages that are there, waiting for one when idle; False to stop.
 
-        While something is being decoded, what takes long is taken in between two iterations.
+        While calls are running, receiving stops after RECEIVE_SECONDS for the next iteration.
         """
         if self._unchecked and not self.busy and not self._pipe.poll(IDLE_SECONDS):
             self._check_accounting()
-        until = time.thread_time() + RECEIVE_SECONDS
-        while not self.busy or (time.thread_time() < until and self._pipe.poll()):
+        end = time.thread_time() + RECEIVE_SECONDS
+        while not self.busy or (time.thread_time() < end and self._pipe.poll()):
             try:
                 envelope = self._pipe.recv()
             except (EOFError, ConnectionResetError):
@@ -189,8 +189,8 @@ class EngineLoop:
         return True
 
     def _receive(self, envelope: Envelope) -> bool:
-        """Begin what a message asks for, False for the end; whatever is wrong with it is its own
-        call's error."""
+        """Begin what a message asks for; False if it ends the process. An error in the message
+        fails its own call alone."""
         self._unchecked = True
         call = envelope.call if type(envelope.call) is int else None
         with self._errors.at(None, call):
@@ -205,14 +205,14 @@ class EngineLoop:
         return True
 
     def _begin(self, message: ToEngine) -> None:
-        """Start a call, or answer it where that takes no model."""
+        """Start a call, or answer it at once if that needs no model."""
         match message:
             case TreeHint(tree, hint):
                 self._scheduler.hint(tree, hint)
                 if self._scoring is not None:
                     self._scoring.hint(tree, hint)
             case Expand(call, tree, branches, sampling):
-                each("branches", branches, Branch)
+                check_tuple("branches", branches, Branch)
                 self._scheduler.expand(call, tree, branches, sampling)
             case Score():
                 self._score(message)
@@ -226,33 +226,33 @@ class EngineLoop:
                 self._answer(call, None)
 
     def _fail_calls(self, errors: CallErrors) -> None:
-        """Answer calls with their errors. Unless it is one that a sound call may meet, all that is
-        held for its tree is dropped, and the tree's other calls fail with it.
+        """Answer calls with their errors. For an error that is not EXPECTED, everything of its tree
+        is dropped, and the tree's other calls fail as well.
 
-        Raises what shows that more than a tree is broken: the process is to end.
+        Raises AssertionError if the KV accounting is wrong afterwards: the process must end then.
         """
-        for failed in errors.take():
-            calls = set() if failed.call is None else {failed.call}
-            if not isinstance(failed.error, EXPECTED):
-                calls.update(self._drop_failed(failed))
-            error = failed.error
+        for fault in errors.take():
+            calls = set() if fault.call is None else {fault.call}
+            if not isinstance(fault.error, EXPECTED):
+                calls.update(self._drop_failed(fault))
+            error = fault.error
             if not isinstance(error, EngineError):
                 kind = type(error).__name__
                 error = CallFault(f"the engine failed at this call ({kind}); its log says more")
             for call in sorted(calls):
                 self._send(Failed(call, error, self._usage()))
 
-    def _drop_failed(self, failed: CallError) -> list[int]:
-        """Count and log an error and drop its tree; the calls that get no answer."""
+    def _drop_failed(self, fault: CallError) -> list[int]:
+        """Count and log an error and drop its tree; returns the ids of the tree's open calls."""
         self._call_errors += 1
-        tree = None if failed.tree is None else owner(failed.tree)
+        tree = None if fault.tree is None else owner(fault.tree)
         name = None if tree is None else tree[:NAME_LETTERS]
-        log.error("tree %r, call %s: %s", name, failed.call, failed.error, exc_info=failed.error)
+        log.error("tree %r, call %s: %s", name, fault.call, fault.error, exc_info=fault.error)
         if tree is None:
             return []
-        stopped, _ = self._drop(tree)
+        calls, _ = self._drop(tree)
         self._check_accounting(fatal=True)
-        return stopped
+        return calls
 
     def _score(self, message: Score) -> None:
         tree, prompt = message.tree, message.prompt
@@ -279,38 +279,38 @@ class EngineLoop:
             ) from None
 
     def _stop(self, tree: str) -> Counters:
-        """End everything of a tree; what it cost."""
-        stopped, cost = self._drop(tree)
+        """End everything of a tree, fail its calls, and return what it cost."""
+        calls, cost = self._drop(tree)
         if self._options.strict:
             self._check_accounting()
-        for call in stopped:
+        for call in calls:
             error = EngineError(f"tree {tree!r} was aborted")
             self._send(Failed(call, error, self._usage()))
         return cost
 
     def _drop(self, tree: str) -> tuple[list[int], Counters]:
-        """End all that is held for a tree; its calls that get no answer now, and what it cost."""
-        stopped = self._scheduler.abort(tree)
+        """Drop everything of a tree; the ids of its open calls, and what it cost."""
+        calls = self._scheduler.abort(tree)
         costs = []
         if self._embedder is not None:
-            stopped += self._embedder.abort(tree)
+            calls += self._embedder.abort(tree)
         if self._scoring is not None:
-            stopped += self._scoring.abort(tree)
+            calls += self._scoring.abort(tree)
             costs.append(self._scoring.release(tree))
         costs.append(self._scheduler.release(tree))
-        return stopped, combined(Counters, (cost for cost in costs if cost is not None))
+        return calls, combined(Counters, (cost for cost in costs if cost is not None))
 
     def _answer(self, call: int, value: list | Counters | EngineError | None) -> None:
         usage = self._usage()
-        failed = isinstance(value, EngineError)
-        self._send(Failed(call, value, usage) if failed else Done(call, value, usage))
+        is_error = isinstance(value, EngineError)
+        self._send(Failed(call, value, usage) if is_error else Done(call, value, usage))
 
     def _send(self, message: FromEngine) -> None:
-        self._reported = time.monotonic()
+        self._last_report = time.monotonic()
         self._pipe.send(message)
 
     def _usage(self) -> Usage:
-        """The state by now, put together from what the parts count."""
+        """The current usage, put together from the counters of all parts."""
         scheduler, cache = self._scheduler, self._scheduler.cache
         prm = self._scorer.cache if self._scorer else None
         searches = scheduler.totals()
@@ -348,7 +348,7 @@ class EngineLoop:
         )
 
     def _check_accounting(self, *, fatal: bool = False) -> None:
-        """Prove that no slot is lost; an error is ``fatal`` in strict mode, else counted."""
+        """Log and count wrong KV accounting; raise AssertionError if ``fatal`` or if strict."""
         try:
             self._scheduler.check()
             if self._scorer is not None:

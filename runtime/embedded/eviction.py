@@ -1,9 +1,9 @@
 """Which cached tokens are evicted first when room is short: by age, or by their worth to searches.
 
-A step that has ended is filed in the radix tree's index, unless nothing that is held may go, and
-under ``arborkv`` it is a block of ``kvpolicy.block_table`` too. A leaf is worth the most of the
-blocks that end there, over all searches; what is evicted is computed again by the prefill that
-comes before decoding. Order decides cost, never a result.
+A step that has ended is filed in the radix tree's index, unless no held token may be evicted, and
+under ``arborkv`` it is also a block of ``kvpolicy.block_table``. A leaf is worth the most of the
+blocks that end there, over all searches. Evicted tokens are computed again by the prefill before
+decoding goes on. The order changes cost, never a result.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from search.engine import Hint
 from search.tree import ROOT
 
 MARGIN = 0.02
-"""Share of the capacity that is evicted beyond what is wanted, so that evictions are few."""
+"""Share of the capacity that is evicted beyond the need, so that evictions are rare."""
 MOST_MARGIN = 32
-"""Tokens that are evicted beyond at most: each costs a little, and no search waits for more."""
+"""Most tokens evicted beyond the need: each costs a little, and no search waits for more."""
 
 
 Attention = Callable[[np.ndarray], np.ndarray]
-"""``KVStore.attention``: what the last token of a path pays to each, from the path's slots."""
+"""``KVStore.attention``: from a path's slots, its last token's attention to each token."""
 
 
 class ValueParams(NamedTuple):
     """How ``arborkv`` values a block: the estimator's coefficients and equation (2)'s constants.
 
-    Where nothing has been fitted the search's own value decides alone: what the other signals weigh
-    against it is not known, and a wrong weight is worse than none. ``attends``: attention is read
-    and reported with the steps although the coefficients do not ask for it.
+    Where nothing has been fitted, only the search's own value counts: the right weights of the
+    other signals are unknown, and wrong weights are worse than none. ``attends``: read attention
+    and report it with the steps even if the coefficients do not use it.
     """
 
     theta: Theta = UNFITTED.only("v")
@@ -52,73 +52,73 @@ VALUE_PARAMS = ValueParams()
 
 
 class Evictor:
-    """``lru``: what nobody holds goes first, then what was used longest ago."""
+    """``lru``: tokens that nobody holds are evicted first, then those used longest ago."""
 
     keeps_held = False
-    """Nothing goes that a search holds."""
+    """Whether tokens that a search holds are never evicted."""
     attends = False
-    """Steps say what their ends attend to; see ``use_attention``."""
+    """Whether ``end_step`` reads what a step's last token attends to; see ``use_attention``."""
 
     def __init__(self, radix: RadixTree, capacity: int, values: ValueParams = VALUE_PARAMS) -> None:
-        """``capacity``: of the KV store, in tokens."""
+        """``capacity``: the KV store's, in tokens."""
         self.seconds = 0.0
         self.evictions = 0
         self.radix = radix
 
     def use_attention(self, attention: Attention) -> None:
-        """From now on each step's end says what it attends to."""
+        """From now on read attention at the end of each step."""
 
     def add_tree(self, tree: str, prompt: np.ndarray) -> None:
-        """A search's prompt, int64 ids; only the first one counts."""
+        """Set a search's prompt, int64 ids; only the first call for a tree counts."""
 
     def end_step(
         self, tree: str, node: int, parent: int, path: np.ndarray, confidence: float | None = None
     ) -> tuple[float, ...]:
-        """A step has ended; ``path``: token ids from the prompt's start to the step's end.
+        """File a step that has ended; ``path``: token ids from the prompt's start to its end.
 
-        ``confidence``: its boundary confidence u, None where it is not known. Returns what its end
-        attends to, as ``search.engine.Step`` tells it.
+        ``confidence``: its boundary confidence u, None if unknown. Returns what its last token
+        attends to, as in ``search.engine.Step``; empty if attention is not read.
         """
         self.radix.index_step((tree, node), path, (tree, parent))
         return ()
 
     def preempt_step(self, tree: str, node: int, path: np.ndarray) -> None:
-        """A step was preempted: its tokens so far will be read when it goes on."""
+        """File a step that was preempted: its tokens so far will be read when it goes on."""
 
     def remove_step(self, tree: str, node: int) -> None:
-        """A step ended the reply, or is dead: nothing goes on from there."""
+        """Forget a step that ended the reply or is dead: nothing goes on from it."""
         self.radix.steps.remove((tree, node))
 
     def hint(self, tree: str, hint: Hint) -> None:
-        """A search moved on."""
+        """Take a search's move."""
         for node in hint.dead:
             self.remove_step(tree, node)
 
     def remove_tree(self, tree: str) -> None:
-        """A search is over."""
+        """Forget a search that is over."""
         self.radix.steps.remove_tree(tree)
 
-    def evict(self, wanted: int, *, held: bool = True) -> np.ndarray:
-        """Slots of at least ``wanted`` tokens, or of all that may go; ``held``: whether what a
-        search holds may."""
+    def evict(self, tokens: int, *, held: bool = True) -> np.ndarray:
+        """Evict at least ``tokens`` tokens, or all that may be evicted; returns their slots.
+        ``held``: whether tokens that a search holds may be evicted."""
         with self.timed():
             self.evictions += 1
-            return self.choose(wanted, held and not self.keeps_held)
+            return self.choose(tokens, held and not self.keeps_held)
 
-    def choose(self, wanted: int, held: bool) -> np.ndarray:
-        """Evict; arguments and result as of ``evict``."""
-        return self.radix.evict(wanted, held=held)
+    def choose(self, tokens: int, held: bool) -> np.ndarray:
+        """Choose and evict tokens; arguments and result as in ``evict``."""
+        return self.radix.evict(tokens, held=held)
 
     @contextmanager
     def timed(self) -> Iterator[None]:
-        """Count what is done within in ``seconds``."""
-        before = time.perf_counter()
+        """Add the time spent in the ``with`` block to ``seconds``."""
+        start = time.perf_counter()
         yield
-        self.seconds += time.perf_counter() - before
+        self.seconds += time.perf_counter() - start
 
 
 class HoldingEvictor(Evictor):
-    """``full``: nothing goes that a search holds; the rest by age."""
+    """``full``: tokens that a search holds are never evicted; the others by age."""
 
     keeps_held = True
 
@@ -129,7 +129,7 @@ class HoldingEvictor(Evictor):
 
 
 class ValueEvictor(Evictor):
-    """``arborkv``: what is worth least to the searches goes first."""
+    """``arborkv``: tokens that are worth least to the searches are evicted first."""
 
     def __init__(self, radix: RadixTree, capacity: int, values: ValueParams = VALUE_PARAMS) -> None:
         super().__init__(radix, capacity, values)
@@ -178,23 +178,23 @@ class ValueEvictor(Evictor):
         self._table.remove_tree(tree)
         super().remove_tree(tree)
 
-    def choose(self, wanted: int, held: bool) -> np.ndarray:
-        """Once at it, some more of what no search is about to read goes as well."""
+    def choose(self, tokens: int, held: bool) -> np.ndarray:
+        """As ``Evictor.choose``, but evicts a margin more of what no search will read soon."""
         freed, count = [EMPTY], 0
         while (lowest := self._candidates.lowest()) is not None:
-            read_next, leaf = lowest
-            left = wanted - count + (self._margin if held and not read_next else 0)
-            if left <= 0 or (leaf.holders and not held):
+            on_path, leaf = lowest
+            remaining = tokens - count + (self._margin if held and not on_path else 0)
+            if remaining <= 0 or (leaf.holders and not held):
                 break
-            freed.append(self._candidates.evict(leaf, left))
+            freed.append(self._candidates.evict(leaf, remaining))
             count += len(freed[-1])
         return np.concatenate(freed)
 
     def _attend(self, step: StepId, computed: int) -> tuple[float, ...]:
-        """What the last token ``computed`` of a path, which was sampled last, pays to the blocks.
+        """The attention of the last of a path's first ``computed`` tokens to the path's blocks.
 
-        The block that has just closed is among them, for its tokens before that one: a leaf has no
-        other reader yet, and it is leaves that are put in order. None where KV has gone already.
+        The block that has just closed counts with its tokens before that one: a leaf has no other
+        reader yet, and leaves are what is ordered. Empty if part of the KV is evicted already.
         """
         if self._attention is None:
             return ()
@@ -218,11 +218,11 @@ EVICTORS: Mapping[KvPolicy, type[Evictor]] = {
 
 
 class EvictionCandidates:
-    """Unlocked leaves of a radix tree in the order in which they go.
+    """Unlocked leaves of a radix tree in the order in which they are evicted.
 
-    First what nobody holds, by age, and what is held but no step ends at; then by the dearest of
-    the steps that end there. The order of steps is made once for what a search's move has weighed.
-    Until the next move it is only added to: by steps that end, and by what becomes a leaf.
+    First leaves that nobody holds, or that are held but end no step, by age; then by the highest
+    key of the steps that end there. Steps are ordered once after each move of a search. Until the
+    next move, only steps that end and nodes that become leaves are added.
     """
 
     def __init__(self, radix: RadixTree, table: BlockTable) -> None:
@@ -235,19 +235,19 @@ class EvictionCandidates:
 
     @property
     def _current(self) -> bool:
-        """Whether no search has begun, moved or ended since leaves were ordered."""
+        """Whether no search has begun, moved or ended since the steps were ordered."""
         table = self._table
         return self._trees == list(table) and all(table[t].weights_current for t in self._trees)
 
     def add(self, step: StepId) -> None:
-        """A step has ended, or was preempted: it may be a leaf."""
+        """Add a step that has ended or was preempted, because it may be a leaf."""
         if self._current:
             heapq.heappush(self._heap, (self._table.eviction_key(*step), step))
 
     def lowest(self) -> tuple[bool, CacheNode] | None:
-        """Whether a search is about to read it, and the leaf that is to go next; None if none may.
+        """Whether a search is about to read the leaf to evict next, and that leaf; None if none.
 
-        An order that has come to its end is made again: for what was locked in its turn.
+        When the order is exhausted it is made again, for leaves that were locked in their turn.
         """
         ordered = not self._current
         if ordered:
@@ -258,10 +258,10 @@ class EvictionCandidates:
             lowest = self._unvalued_leaf() or self._valued_leaf()
         return lowest
 
-    def evict(self, leaf: CacheNode, wanted: int) -> np.ndarray:
-        """Free up to ``wanted`` slots of a leaf; what is a leaf then joins the order."""
+    def evict(self, leaf: CacheNode, tokens: int) -> np.ndarray:
+        """Free up to ``tokens`` slots of a leaf; a parent that becomes a leaf joins the order."""
         above = leaf.parent
-        slots = self._radix.evict_tip(leaf, wanted)
+        slots = self._radix.evict_tip(leaf, tokens)
         if above in self._radix.leaves and above.steps:
             heapq.heappush(self._heap, self._dearest(above))
         return slots
@@ -270,7 +270,7 @@ class EvictionCandidates:
         return max((self._table.eviction_key(*step), step) for step in node.steps)
 
     def _unvalued_leaf(self) -> tuple[bool, CacheNode] | None:
-        """What no search wants. Few leaves are such, so they are only looked for if need be."""
+        """The oldest leaf that nobody holds or that ends no step, if there may be one."""
         if not (self._radix.unheld or self._unvalued):
             return None
         unvalued = [n for n in self._radix.leaves if not (n.locks or (n.holders and n.steps))]
@@ -280,7 +280,7 @@ class EvictionCandidates:
         return False, min(unvalued, key=oldest_first)
 
     def _valued_leaf(self) -> tuple[bool, CacheNode] | None:
-        """The first leaf in order, which stays the first until it is evicted or read."""
+        """The first leaf in order; it stays the first until it is evicted or locked."""
         while self._heap:
             key, step = self._heap[0]
             node = self._radix.steps.node_of(step)

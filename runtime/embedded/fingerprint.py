@@ -1,4 +1,4 @@
-"""Names everything that a tree's bits depend on besides its request."""
+"""The engine's fingerprint: a digest of everything but the request that a tree's bits depend on."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _READ_BYTES = 2**20
 
 
 def fingerprint(options: EngineOptions, attends: str) -> str:
-    """``hedgerow-`` and 16 hex digits over the models' files (names, sizes, first MiB), the reward
-    format, what embeds steps, exactness, the thread count where bits may depend on it, torch
-    version, instruction set, what multiplies, what ``attends`` and Hedgerow's version."""
+    """``hedgerow-`` and 16 hex digits of a hash over the models' files (names, sizes, first MiB),
+    the reward format, the embedder, exactness, the thread count if bits may depend on it, torch's
+    version, the instruction set, packed weights, what ``attends`` and Hedgerow's version."""
     names = [
         options.version,
         repr(reward_format(options.reward_format)),
@@ -37,12 +37,12 @@ def fingerprint(options: EngineOptions, attends: str) -> str:
 
 
 def _threads(options: EngineOptions) -> list[str]:
-    """Threads change nothing in exact arithmetic; an encoder's is not."""
+    """The thread count, unless arithmetic is exact: an encoder's never is."""
     return [] if options.exact and options.embedder != "encoder" else [str(options.cores)]
 
 
 def _embedder(options: EngineOptions) -> str:
-    """The embedder with what it is set to; of an endpoint the model's name, not the address."""
+    """The embedder's name and its setting; for an endpoint the model's name, not the address."""
     setting = options.embedder_layer if options.embedder == "hidden" else None
     if options.embedder == "endpoint" and options.endpoint is not None:
         setting = options.endpoint.model

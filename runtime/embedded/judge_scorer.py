@@ -1,6 +1,6 @@
-"""Scores trajectories by asking the policy itself: verdicts are drawn like any step, beside them.
+"""Score trajectories by asking the policy itself: verdicts are decoded like steps, beside them.
 
-A search's verdicts have an account of their own, so that nothing of them counts as its steps.
+A search's verdicts run under a tree name of their own, so that they do not count as its steps.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _JUDGED = "\0judged"
 
 
 def owner(tree: str) -> str:
-    """The search that the scheduler knows by this name, or by this name judges for."""
+    """The search behind a tree's name on the scheduler, be it the search's own or its judge's."""
     return tree.removesuffix(_JUDGED)
 
 
@@ -34,13 +34,13 @@ class JudgeScorer:
         self._scheduler = scheduler
         self._judge = judge
         self.overhead = judge.overhead()
-        """Tokens of a prompt and its verdict beside the path's: once, and for every step."""
+        """Tokens of a judge's prompt and verdict beyond the path's: once, and for each step."""
         self._calls: dict[int, tuple[str, list[int]]] = {}
 
     def score(
         self, call_id: int, tree: str, question: str, trajectories: Sequence[Trajectory]
     ) -> None:
-        """Take on trajectories. Raises EngineError if a prompt and its verdict do not fit."""
+        """Begin to score trajectories. Raises EngineError if a prompt and verdict do not fit."""
         sampling = self._judge.sampling
         branches = [branch for t in trajectories for branch in self._votes(question, t)]
         try:
@@ -50,22 +50,22 @@ class JudgeScorer:
         self._calls[call_id] = tree, [branch.node for branch in branches]
 
     def rule(self, result: ExpandResult) -> list[float] | None:
-        """The rewards that a finished call comes to; None for a call that is not the judge's."""
-        asked = self._calls.pop(result.call, None)
-        if asked is None:
+        """The rewards of a finished call; None if it is not a call of the judge."""
+        call = self._calls.pop(result.call, None)
+        if call is None:
             return None
-        tree, names = asked
-        self._scheduler.hint(tree + _JUDGED, Hint(dead=tuple(names)))
+        tree, nodes = call
+        self._scheduler.hint(tree + _JUDGED, Hint(dead=tuple(nodes)))
         votes, texts = self._judge.form.votes, [step.text for step in result.steps]
-        ruled = [self._judge.judge(texts[i : i + votes]) for i in range(0, len(texts), votes)]
+        judgements = [self._judge.judge(texts[i : i + votes]) for i in range(0, len(texts), votes)]
         counters = self._scheduler.searches[tree + _JUDGED].counters
-        counters.unparsed_verdicts += sum(judgement.unparsed for judgement in ruled)
+        counters.unparsed_verdicts += sum(judgement.unparsed for judgement in judgements)
         self.verdicts += len(texts)
-        return [judgement.reward for judgement in ruled]
+        return [judgement.reward for judgement in judgements]
 
     def _votes(self, question: str, trajectory: Trajectory) -> list[Branch]:
-        """A branch for each vote. Its prompt lives as long as the node, the verdict has a name
-        that no node has, and goes when the call is over."""
+        """A branch for each vote. Its prompt lives as long as the node; the verdict's node id is
+        negative, so that no node has it, and dies when the call is over."""
         judge, node = self._judge, trajectory.node
         prompt, limit = judge.prompt(question, trajectory), judge.form.verdict_tokens
         return [
@@ -74,16 +74,16 @@ class JudgeScorer:
         ]
 
     def hint(self, tree: str, hint: Hint) -> None:
-        """Free the prompts of what the search has pruned."""
+        """Free the judge's prompts for nodes that the search has pruned."""
         self._scheduler.hint(tree + _JUDGED, hint)
 
     def abort(self, tree: str) -> list[int]:
         """Stop judging for a search; the ids of the calls that get no answer."""
-        self._calls = {call: asked for call, asked in self._calls.items() if asked[0] != tree}
+        self._calls = {id: call for id, call in self._calls.items() if call[0] != tree}
         return self._scheduler.abort(tree + _JUDGED)
 
     def release(self, tree: str) -> Counters | None:
-        """Let go of a search; what judging cost, None if nothing of it was judged."""
+        """Release a search; what judging cost, None if nothing of it was judged."""
         counters = self._scheduler.release(tree + _JUDGED)
         if counters is None:
             return None
@@ -91,14 +91,14 @@ class JudgeScorer:
         return cost_of_judging(counters)
 
     def totals(self) -> Counters:
-        """What all judging, past and present, counted on the scheduler, whose totals hold it."""
+        """What all judging, past and present, has cost; the scheduler's totals contain it."""
         searches = self._scheduler.searches
-        judged = {tree: searches[tree] for tree in searches if tree.endswith(_JUDGED)}
-        return total_of(self.past, judged)
+        judge_searches = {tree: searches[tree] for tree in searches if tree.endswith(_JUDGED)}
+        return total_of(self.past, judge_searches)
 
 
 def cost_of_judging(counters: Counters) -> Counters:
-    """What judging costs a search: what verdicts decode are no tokens of its steps."""
+    """What judging costs a search: decoded verdict tokens count as scoring, not as its steps'."""
     decoded = counters.decoded_tokens - counters.deduplicated_tokens
     return Counters(
         prm_tokens=counters.prefilled_tokens + decoded,
@@ -109,7 +109,7 @@ def cost_of_judging(counters: Counters) -> Counters:
 
 
 def load_judge(options: EngineOptions, scheduler: Scheduler) -> JudgeScorer | None:
-    """The policy as judge, if the format asks for one."""
+    """The policy as judge if the format is one. Raises ValueError if it cannot fit its context."""
     form = reward_format(options.reward_format)
     if form.reads != "judge":
         return None

@@ -1,7 +1,7 @@
-"""What sampling parameters make of a row of logits before its token is drawn: vLLM's, in its order.
+"""Apply sampling parameters to a row of logits before its token is drawn: vLLM's, in its order.
 
-All of it follows from the branch's own path, so that neither company nor drafts nor an eviction
-can change it. In float64, every draw by itself.
+The result follows from the branch's own path, so that neither the batch nor drafts nor evictions
+can change it. Computed in float64, each draw by itself.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from search.engine import EngineError, Sampling
 
 
 class LogitsProcessors:
-    """Those of one sampling."""
+    """The processors of one ``Sampling``."""
 
     def __init__(
         self, sampling: Sampling, eos: frozenset[int], grammar: GrammarMask | None = None
@@ -38,8 +38,8 @@ class LogitsProcessors:
         return self.rank(path, seed, logits, 1)[0]
 
     def rank(self, path: Ids, seed: int, logits: NDArray[np.float32], count: int) -> list[int]:
-        """What ``draw`` draws, and what would come after that: ``count`` of them, fewer where
-        fewer may be drawn; equals by id."""
+        """The ``count`` tokens with the highest noisy scores, the one that ``draw`` returns first;
+        fewer if fewer may be drawn; ties by id."""
         scores = self.penalised(path, logits)
         if self._grammar is not None:
             self._grammar.apply(path[self._sampling.prompt_tokens :], seed, scores)
@@ -52,40 +52,40 @@ class LogitsProcessors:
         with np.errstate(over="ignore"):
             scores /= self._sampling.temperature
         tokens = self.kept(scores)
-        seeds, places = np.array([seed], np.uint64), np.array([len(path)], np.int64)
-        noise = gumbel_of(hashes_of(seeds, places, tokens))
+        seeds, positions = np.array([seed], np.uint64), np.array([len(path)], np.int64)
+        noise = gumbel_of(hashes_of(seeds, positions, tokens))
         values = scores[tokens] + noise
         if count == 1:
             return [int(tokens[values.argmax()])]
         return tokens[np.argsort(-values, kind="stable")[:count]].tolist()
 
     def may_end(self, path: Ids, seed: int) -> None:
-        """Raises EngineError for a reply that ends after ``path`` and does not fit its grammar."""
+        """Raise EngineError if a reply that ends after ``path`` does not fit its grammar."""
         if self._grammar is not None:
             output = path[self._sampling.prompt_tokens :]
             if (fault := self._grammar.fault(output, seed)) is not None:
                 raise EngineError(fault)
 
     def penalised(self, path: Ids, logits: NDArray[np.float32]) -> Floats:
-        """The logits after what may change which is the highest: (vocab,)."""
+        """The logits (vocab,) after minimum length, bias and penalties, in float64."""
         params, scores = self._params, logits.astype(np.float64)
         output = path[self._sampling.prompt_tokens :]
         if len(output) < params.min_tokens:
             scores[self._eos[self._eos < len(scores)]] = -np.inf
         scores[self._biased] += self._bias
         if params.repetition_penalty != 1.0:
-            seen = np.unique(path)
-            own = scores[seen]
-            by = params.repetition_penalty
-            scores[seen] = np.where(own > 0, own / by, own * by)
+            token_ids = np.unique(path)
+            values = scores[token_ids]
+            penalty = params.repetition_penalty
+            scores[token_ids] = np.where(values > 0, values / penalty, values * penalty)
         if params.frequency_penalty or params.presence_penalty:
-            seen, counts = np.unique(output, return_counts=True)
-            scores[seen] -= params.frequency_penalty * counts + params.presence_penalty
+            token_ids, counts = np.unique(output, return_counts=True)
+            scores[token_ids] -= params.frequency_penalty * counts + params.presence_penalty
         return scores
 
     def kept(self, scores: Floats) -> Ids:
-        """Which tokens may be drawn by these scores (vocab,), the highest of which is 0, after the
-        temperature: min-p, then top-k, then top-p of what is left. By rising id."""
+        """The ids, ascending, of the tokens that may be drawn: min-p, then top-k, then top-p of the
+        rest. ``scores`` (vocab,): after the temperature, the highest one 0."""
         params = self._params
         least = math.log(params.min_p) if params.min_p else -np.inf
         if 0 < params.top_k < len(scores):
@@ -95,7 +95,7 @@ class LogitsProcessors:
             order = np.argsort(-scores[tokens], kind="stable")
             tokens = np.sort(tokens[order[: params.top_k]])
         if self._sampling.top_p < 1.0:
-            left = np.full_like(scores, -np.inf)
-            left[tokens] = scores[tokens]
-            tokens = np.sort(nucleus(left, self._sampling.top_p))
+            remaining = np.full_like(scores, -np.inf)
+            remaining[tokens] = scores[tokens]
+            tokens = np.sort(nucleus(remaining, self._sampling.top_p))
         return tokens

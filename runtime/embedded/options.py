@@ -1,4 +1,4 @@
-"""What an embedded engine is started with."""
+"""The options that an embedded engine is started with."""
 
 from __future__ import annotations
 
@@ -21,38 +21,38 @@ from runtime.embedded.model.threads import thread_counts
 from runtime.embedders.endpoint import EndpointOptions
 
 LOAD = SplitLoad(sequences=64, length=256, new=64)
-"""What KV is shared for where nothing else is said."""
+"""The load that KV is shared for by default."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """A setting by its own name; what it may be ``server.settings`` says and checks.
+    """Each option is the setting of the same name; ``server.settings`` says and checks its values.
 
     ``policy`` and ``prm`` are checkpoint folders; without ``prm`` only a reward format that
     needs no model can score.
 
     ``kv_tokens`` and ``prm_kv_tokens``: capacity of each model's KV store in tokens;
     ``kv_split``: how the bytes of both are shared instead, for the load ``kv_load``.
-    ``kv_policy``: what the policy model's store gives up first (the reward model's: the oldest);
-    ``kv_theta``: a file with the coefficients by which ``arborkv`` values a block, None for none
-    fitted; ``attention``: what steps attend to is told with them, although these do not ask for it.
-    ``batch_limit``: the most sequences of a model in one batch. ``speculate``: idle places of the
-    policy's batch are filled with steps that rounds may ask for next; ``lookahead``: such a step is
-    scored along with the one before it; ``order``: in which a round's branches are let in;
-    ``dedup``: what several branches have drawn alike is computed once.
-    ``threads``: of the arithmetic; 0 is what is fastest here, at most one for each core.
-    ``exact``: batch-invariant arithmetic; ``kernel``: what attends.
+    ``kv_policy``: what is evicted first from the policy's store (the reward model's: the oldest);
+    ``kv_theta``: a file with the coefficients by which ``arborkv`` values a block, None if none are
+    fitted; ``attention``: report what steps attend to even if the coefficients do not use it.
+    ``batch_limit``: the most sequences of a model in one batch. ``speculate``: fill idle places of
+    the policy's batch with steps that rounds may ask for next; ``lookahead``: score such a step
+    along with the one before it; ``order``: the order in which a round's branches are admitted;
+    ``dedup``: compute once what several branches have sampled alike.
+    ``threads``: threads that compute; 0 chooses the fastest number, at most one per core.
+    ``exact``: batch-invariant arithmetic; ``kernel``: what computes attention.
     ``strict``: wrong KV accounting ends the process instead of being logged and counted.
-    ``version`` goes into the fingerprint. A process that owes an answer and says nothing for
+    ``version`` goes into the fingerprint. A process that owes an answer and sends nothing for
     ``stall_seconds`` counts as down.
 
     ``draft``: whether the checkpoint ``draft_model`` drafts ahead of the policy, see
-    ``runtime.embedded.speculative_decoding``; it changes time alone.
-    ``draft_tokens``: how far, 0 to follow what was measured; ``k_config``: how many tokens at each
-    depth after each one before it (deeper it is one); ``draft_kv_tokens``: the capacity of its KV
-    store; ``verify_batch``: branches whose drafts are checked at once, 0 for all.
+    ``runtime.embedded.speculative_decoding``; it changes time only.
+    ``draft_tokens``: draft length, 0 to choose it by measurement; ``k_config``: how many tokens at
+    each depth after each draft token before it (deeper: one); ``draft_kv_tokens``: the capacity of
+    its KV store; ``verify_batch``: branches whose drafts are verified at once, 0 for all.
 
-    ``embedder``: what embeds steps: letters alone, the policy's hidden states after
+    ``embedder``: what embeds steps: the text's letters, the policy's hidden states after
     ``embedder_layer`` layers (None: half of them), the checkpoint ``encoder``, or the server
     ``endpoint``.
     """
@@ -90,16 +90,16 @@ class EngineOptions:
     endpoint: EndpointOptions | None = None
 
     def __post_init__(self) -> None:
-        """What one setting asks of another. Raises ValueError naming them."""
+        """Check options that need one another. Raises ValueError naming them."""
         self.value_params()
         if self.draft != "off" and self.draft_model is None:
             raise ValueError(f"draft_model: None; draft {self.draft!r} needs one")
-        for needed in ("encoder", "endpoint"):
-            if self.embedder == needed and getattr(self, needed) is None:
-                raise ValueError(f"{needed}: None; embedder {needed!r} needs one")
+        for field in ("encoder", "endpoint"):
+            if self.embedder == field and getattr(self, field) is None:
+                raise ValueError(f"{field}: None; embedder {field!r} needs one")
         if self.embedder_layer is not None and self.embedder != "hidden":
-            read = "only the embedder 'hidden' reads after a layer"
-            raise ValueError(f"embedder_layer: {self.embedder_layer}; {read}")
+            reason = "only the embedder 'hidden' reads after a layer"
+            raise ValueError(f"embedder_layer: {self.embedder_layer}; {reason}")
 
     def value_params(self) -> ValueParams:
         """How ``arborkv`` values a block. Raises ValueError naming file, field and value."""
@@ -122,7 +122,7 @@ class EngineOptions:
 
     @property
     def same_trees(self) -> bool:
-        """Whether trees follow from their requests, bit for bit."""
+        """Whether equal requests give the same trees, bit for bit."""
         return self.exact and self.embedder != "endpoint"
 
     @property
@@ -132,6 +132,6 @@ class EngineOptions:
 
     @property
     def pass_threads(self) -> tuple[int, ...]:
-        """The numbers of threads that a pass may have: one where bits may depend on it."""
+        """The thread counts that a pass may use: only one if bits may depend on the count."""
         fixed = self.threads or not self.exact or self.embedder == "encoder"
         return (self.cores,) if fixed else thread_counts(self.cores)

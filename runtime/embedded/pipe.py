@@ -1,8 +1,8 @@
-"""What the server's process and an engine's process say to each other, and the pipe between them.
+"""The messages between the server's process and an engine's process, and the pipe between them.
 
 On the server's side two threads read and write, so that the event loop never waits for the pipe,
-however busy the process is. The process's log lines go through it too: how they are to look, and
-where they go, the server's process knows.
+however busy the engine's process is. The engine's log lines go through the pipe, too: the server's
+process formats them and decides where they go.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from search.engine import (
 T = TypeVar("T")
 
 MOST_AT_ONCE = 1024
-"""Branches, trajectories or steps of one message. The engine goes on in between."""
+"""Most branches, trajectories or steps in one message. The engine works between messages."""
 MOST_TO_EXPAND = 1 << 20
-"""Tokens of all prefixes in one message, those of one tuple counted once."""
+"""Most tokens of all prefixes in one message; branches with the same tuple count once."""
 MOST_TO_SCORE = 1 << 16
-"""Tokens of all steps in one message: many formats spell them anew."""
+"""Most tokens of all steps in one message: many formats encode them again."""
 
 
 Vector = tuple[float, ...]
@@ -96,7 +96,7 @@ class TreeHint:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Stop and let go of a tree; answered with its cost when nothing of it is left."""
+    """Stop and release a tree; answered with its cost once nothing of it remains."""
 
     call: int
     tree: str
@@ -104,7 +104,7 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Ping:
-    """Are you there; answered with None."""
+    """A check that the process still answers; answered with None."""
 
     call: int
 
@@ -116,7 +116,7 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The models are loaded; the first word of the engine's process."""
+    """The models are loaded; the first message of the engine's process, except for log lines."""
 
     capabilities: Capabilities
     usage: Usage
@@ -124,14 +124,14 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class StartFailed:
-    """The engine cannot start with these options; the last word of its process."""
+    """The engine cannot start with these options; the last message of its process."""
 
     error: EngineError | ValueError | OSError
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The answer to a call, the state after it, and what the KV of ``tree`` went through."""
+    """The answer to a call, the usage after it, and what happened to the KV of ``tree``."""
 
     call: int
     value: list[Step] | list[float] | list[Vector] | Counters | None
@@ -142,7 +142,7 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A call that cannot be answered, why, and the state after it, where the engine says so."""
+    """A call that failed, its error, and the usage after it if the engine sent this message."""
 
     call: int
     error: EngineError
@@ -163,97 +163,96 @@ FromEngine = Ready | StartFailed | Done | Failed | Usage | LogLine
 
 
 def in_parts(items: Sequence[T], sizes: Sequence[int], most: int) -> list[tuple[T, ...]]:
-    """``items`` as messages may hold them: in order, ``MOST_AT_ONCE`` at most in a part, and
-    ``most`` by their ``sizes`` unless one alone is larger. At least one part, which may be empty.
+    """Cut ``items``, in order, into parts of at most ``MOST_AT_ONCE`` items and a total of ``most``
+    by ``sizes``, unless a single item is larger. Returns at least one part, which may be empty.
     """
     parts: list[list[T]] = [[]]
-    held = 0
+    part_size = 0
     for item, size in zip(items, sizes, strict=True):
-        if parts[-1] and (len(parts[-1]) == MOST_AT_ONCE or held + size > most):
+        if parts[-1] and (len(parts[-1]) == MOST_AT_ONCE or part_size + size > most):
             parts.append([])
-            held = 0
+            part_size = 0
         parts[-1].append(item)
-        held += size
+        part_size += size
     return [tuple(part) for part in parts]
 
 
 def rounds(branches: Sequence[Branch]) -> list[tuple[Branch, ...]]:
-    """What of a round goes into each message."""
+    """Cut a round's branches into the parts of its messages."""
     tokens = [branch.tokens for branch in branches]
-    above = [None, *tokens]
-    sizes = [0 if own is last else len(own) for own, last in zip(tokens, above, strict=False)]
+    pairs = zip(tokens, [None, *tokens], strict=False)
+    sizes = [0 if prefix is previous else len(prefix) for prefix, previous in pairs]
     return in_parts(branches, sizes, MOST_TO_EXPAND)
 
 
 def readings(trajectories: Sequence[Trajectory]) -> list[tuple[Trajectory, ...]]:
-    """What of the trajectories to score goes into each message."""
+    """Cut the trajectories to score into the parts of their messages."""
     return in_parts(trajectories, [tokens_of(t) for t in trajectories], MOST_TO_SCORE)
 
 
 def tokens_of(trajectory: Trajectory) -> int:
-    """Of all its steps."""
+    """The tokens of all its steps."""
     return sum(map(len, trajectory.steps))
 
 
 STOP_SECONDS = 5.0
 START_METHOD = "spawn"
-"""How an engine's process starts, as ``multiprocessing`` names it: with a Python of its own."""
+"""The start method of ``multiprocessing`` for an engine's process: a new Python interpreter."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """A message as it came: whose call it is (None: nobody's) is known although the message may not
-    be readable."""
+    """A received message. Its call id (None: no call) is known even if the rest cannot be read."""
 
     call: int | None
     _rest: Unpickler
 
     @classmethod
-    def of(cls, data: bytes) -> Self:
-        """What ``seal`` made."""
-        rest = Unpickler(io.BytesIO(data))
+    def of(cls, message: bytes) -> Self:
+        """Open the bytes that ``seal`` made, as far as the call id."""
+        rest = Unpickler(io.BytesIO(message))
         return cls(rest.load(), rest)
 
     def open(self) -> Any:
-        """The message. Raises whatever its parts raise where they cannot be read."""
+        """The message itself. Raises whatever unpickling raises if it cannot be read."""
         return self._rest.load()
 
 
 def seal(message: ToEngine | FromEngine) -> memoryview:
-    """A message to send: its call, then itself."""
-    data = io.BytesIO()
-    pickler = ForkingPickler(data)
+    """Pickle a message for the pipe: its call id, then the message itself."""
+    buffer = io.BytesIO()
+    pickler = ForkingPickler(buffer)
     pickler.dump(getattr(message, "call", None))
     pickler.dump(message)
-    return data.getbuffer()
+    return buffer.getbuffer()
 
 
 class EngineEnd:
-    """A pipe that one thread reads and any thread may write to."""
+    """The engine's end of the pipe: one thread reads it, and any thread may write to it."""
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
         self._sending = threading.Lock()
 
     def send(self, message: FromEngine) -> None:
-        """Raises OSError when nobody is left to hear."""
-        data = seal(message)
+        """Send a message. Raises OSError if the other end is closed."""
+        message_bytes = seal(message)
         with self._sending:
-            self._pipe.send_bytes(data)
+            self._pipe.send_bytes(message_bytes)
 
     def recv(self) -> Envelope:
-        """Waits for a message. Raises EOFError or OSError when none will come."""
+        """Wait for a message. Raises EOFError or OSError if none will come."""
         return Envelope.of(self._pipe.recv_bytes())
 
     def poll(self, seconds: float = 0.0) -> bool:
-        """Whether there is a message, after waiting so long for one."""
+        """Whether a message has arrived, waiting for up to ``seconds``."""
         return self._pipe.poll(seconds)
 
 
 class PipeLogHandler(logging.Handler):
-    """Hands this process's log lines to the server's."""
+    """Sends this process's log lines to the server's process."""
 
     def __init__(self, pipe: EngineEnd) -> None:
         super().__init__()
@@ -261,19 +260,19 @@ class PipeLogHandler(logging.Handler):
         self._pipe = pipe
 
     def emit(self, record: logging.LogRecord) -> None:
-        """A line, with its traceback if it has one; dropped when nobody is left to hear."""
+        """Send a line, with its traceback if any; it is dropped if the other end is closed."""
         with contextlib.suppress(OSError):
             self._pipe.send(LogLine(record.levelno, record.name, self.format(record)))
 
 
 class ClientEnd:
-    """A running engine process. ``receive`` is called in the event loop with every message, and
-    with None once when the process is gone."""
+    """The server's end of the pipe, with the engine's process. ``receive`` is called in the event
+    loop with every message, and once with None when the process is gone."""
 
     def __init__(
         self, work: Callable[[Connection], None], receive: Callable[[FromEngine | None], None]
     ) -> None:
-        """Starts the process, which does ``work`` with its end. Must be made in a running event
+        """Start the process, which calls ``work`` with its end of the pipe. Needs a running event
         loop."""
         context = multiprocessing.get_context(START_METHOD)
         self._pipe, engine_end = context.Pipe()
@@ -285,32 +284,31 @@ class ClientEnd:
         self._receive = receive
         self._loop = asyncio.get_running_loop()
         self._outbox: SimpleQueue[memoryview | None] = SimpleQueue()
-        self._asked_at: float | None = None
+        self._waiting_since: float | None = None
         for target in (self._read, self._write):
             threading.Thread(target=target, name="hedgerow-engine-pipe", daemon=True).start()
 
     def send(self, message: ToEngine) -> None:
-        """Put a message on its way; never waits. Raises CallFault for one that holds what cannot
-        be sent."""
+        """Queue a message to be sent; never waits. Raises CallFault if it cannot be pickled."""
         try:
-            data = seal(message)
+            message_bytes = seal(message)
         except (PicklingError, ArithmeticError, AttributeError, RecursionError, TypeError) as error:
             raise CallFault(f"{type(message).__name__}: cannot be sent: {error}") from error
-        if self._asked_at is None and not isinstance(message, TreeHint):
-            self._asked_at = time.monotonic()
-        self._outbox.put(data)
+        if self._waiting_since is None and not isinstance(message, TreeHint):
+            self._waiting_since = time.monotonic()
+        self._outbox.put(message_bytes)
 
     def quiet_seconds(self) -> float:
-        """How long the process has said nothing although something was sent to it."""
-        asked_at = self._asked_at
-        return 0.0 if asked_at is None else time.monotonic() - asked_at
+        """Seconds since the process last sent something while owing answers; 0 if it owes none."""
+        start = self._waiting_since
+        return 0.0 if start is None else time.monotonic() - start
 
     def expect_more(self, awaited: bool) -> None:
-        """After a message was heard: whether the process still owes an answer."""
-        self._asked_at = time.monotonic() if awaited else None
+        """Note that a message came; ``awaited``: whether the process still owes an answer."""
+        self._waiting_since = time.monotonic() if awaited else None
 
     def end(self) -> None:
-        """Stop the process, by force if it does not go by itself. Waits."""
+        """Stop the process and wait for it; kill it if it does not end within STOP_SECONDS."""
         self._outbox.put(seal(Stop()))
         self._outbox.put(None)
         self.process.join(STOP_SECONDS)
@@ -329,16 +327,16 @@ class ClientEnd:
                 return
 
     def _write(self) -> None:
-        while (data := self._outbox.get()) is not None:
+        while (message := self._outbox.get()) is not None:
             try:
-                self._pipe.send_bytes(data)
+                self._pipe.send_bytes(message)
             except OSError:
                 return  # the reader says that the process is gone
 
 
 def next_message(recv_bytes: Callable[[], bytes]) -> FromEngine | None:
-    """The engine's next message; None when none will come, or what cannot be read is nobody's call:
-    the process is of no use then. An answer that cannot be read is its own call's error."""
+    """The engine's next message; None if none will come, or if one that belongs to no call cannot
+    be read: the process is useless then. An unreadable answer becomes its call's error."""
     try:
         envelope = Envelope.of(recv_bytes())
     except (EOFError, OSError):

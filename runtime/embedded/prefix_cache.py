@@ -1,6 +1,6 @@
 """One model's KV cache: free slots, the radix tree of cached tokens, and the live sequences.
 
-Every slot is in exactly one of the three; ``check`` proves it.
+Every slot belongs to exactly one of the three; ``check`` verifies that.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from runtime.embedded.sequence import DraftChain, TokenSequence
 
 
 class KvPool:
-    """A stack of free slot numbers in [0, capacity), ``available`` of which nobody uses."""
+    """A stack of the free slot numbers in [0, capacity); ``available``: how many there are."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = self.available = capacity
         self._stack = np.arange(capacity - 1, -1, -1, dtype=np.int64)
 
     def allocate(self, count: int) -> np.ndarray:
-        """``count`` slots, int64 (count,); the caller has seen that they are there."""
+        """Take ``count`` slots, int64 (count,); the caller has checked that so many are free."""
         assert count <= self.available, "more slots taken than free"
         self.available -= count
         return self._stack[self.available : self.available + count][::-1].copy()
@@ -37,12 +37,12 @@ class KvPool:
         self.available += len(slots)
 
     def free_slots(self) -> np.ndarray:
-        """The free slots themselves, for checks."""
+        """The free slots' numbers, for checks."""
         return self._stack[: self.available].copy()
 
 
 class PrefixCache:
-    """The slots of a KV store with ``capacity`` token slots."""
+    """Manages the slots of a KV store of ``capacity`` tokens."""
 
     def __init__(
         self, capacity: int, policy: KvPolicy = "lru", values: ValueParams = VALUE_PARAMS
@@ -52,8 +52,8 @@ class PrefixCache:
         self.evictor = EVICTORS[policy](self.radix, capacity, values)
         self.sequences: set[TokenSequence] = set()
         self.budget = capacity
-        """Slots in use from which on what no branch reads is evicted for every further one: at most
-        the capacity, and less than what branches read if they read more."""
+        """The most slots to be in use, up to the capacity: tokens that no branch reads are evicted
+        to stay within it. Branches that read more may exceed it."""
         self.evicted_tokens = 0
         self.active_peak = 0
         self.reading_peak = 0
@@ -67,7 +67,7 @@ class PrefixCache:
 
     @property
     def room(self) -> int:
-        """Slots to be had without an eviction; below 0 where more than the budget is in use."""
+        """Slots available without an eviction; below 0 if more than the budget is in use."""
         return self.pool.available - (self.capacity - self.budget)
 
     @property
@@ -79,7 +79,7 @@ class PrefixCache:
 
     @property
     def unheld_room(self) -> int:
-        """Slots that are free or that no search holds."""
+        """Slots that are free or hold tokens that no search holds."""
         return self.pool.available + self.radix.unheld
 
     @property
@@ -89,93 +89,93 @@ class PrefixCache:
 
     @property
     def active_tokens(self) -> int:
-        """Tokens held for searches in flight."""
+        """Tokens that are held for running searches."""
         return self.capacity - self.pool.available - self.radix.unheld
 
     @property
     def reading_tokens(self) -> int:
-        """Of these, what running branches read or write."""
+        """Tokens that running sequences read or write; a part of ``active_tokens``."""
         return self.radix.locked + self._private.total()
 
     def tokens_of(self, tree: str) -> int:
-        """Unique tokens held for one search."""
+        """Distinct tokens held for one search."""
         return self.radix.held_tokens[tree] + self._private[tree]
 
     def open(self, sequence: TokenSequence, tokens: np.ndarray, upto: int) -> None:
-        """Start a sequence over ``tokens`` that reuses what is cached of the first ``upto``."""
+        """Start a sequence over ``tokens``, reusing the cached prefix of the first ``upto``."""
         sequence.begin(tokens, *self.radix.lock(sequence.tree, tokens[:upto]))
         self.sequences.add(sequence)
 
     def has_free(self, sequence: TokenSequence, count: int) -> bool:
-        """Whether the sequence's next ``count`` tokens find slots without an eviction."""
+        """Whether there are slots for the sequence's next ``count`` tokens without an eviction."""
         return sequence.computed + count - sequence.allocated <= self.room
 
     def reserve(self, sequence: TokenSequence, count: int) -> bool:
-        """Give slots to the sequence's next ``count`` tokens, by evicting if need be.
+        """Give slots to the sequence's next ``count`` tokens, by evicting if necessary.
 
-        False if there are not as many. For a preemptible sequence nothing goes that a search holds.
+        False if there are too few. A preemptible sequence evicts nothing that a search holds.
         """
-        wanted = sequence.computed + count - sequence.allocated
-        if wanted <= 0:
+        new_slots = sequence.computed + count - sequence.allocated
+        if new_slots <= 0:
             return True
-        self._evict(wanted - self.room, held=not sequence.preemptible)
-        if wanted > self.pool.available:
+        self._evict(new_slots - self.room, held=not sequence.preemptible)
+        if new_slots > self.pool.available:
             return False
-        first, sequence.allocated = sequence.allocated, sequence.allocated + wanted
-        sequence.slots[first : sequence.allocated] = self.pool.allocate(wanted)
-        self._private[sequence.tree] += wanted
+        first, sequence.allocated = sequence.allocated, sequence.allocated + new_slots
+        sequence.slots[first : sequence.allocated] = self.pool.allocate(new_slots)
+        self._private[sequence.tree] += new_slots
         return True
 
     def keep_budget(self) -> None:
-        """Evict what is beyond the budget and no branch reads."""
+        """Evict tokens that no branch reads until the budget is met."""
         self._evict(-self.room, held=True)
 
     def allocate_children(self, sequence: TokenSequence) -> None:
-        """Give slots to the children of the sequence's draft; those that find no free ones go."""
-        kept = []
+        """Give slots to the children of a sequence's draft; drop those for which none are free."""
+        children = []
         for child in sequence.children:
-            wanted = len(child.tokens) - len(child.slots)
-            if wanted > self.pool.available or not (child.parent is None or child.parent in kept):
+            missing = len(child.tokens) - len(child.slots)
+            orphan = child.parent is not None and child.parent not in children
+            if missing > self.pool.available or orphan:
                 self.free_children([child])
                 continue
-            child.slots = np.concatenate([child.slots, self.pool.allocate(wanted)])
-            kept.append(child)
-        sequence.children = kept
+            child.slots = np.concatenate([child.slots, self.pool.allocate(missing)])
+            children.append(child)
+        sequence.children = children
 
     def free_children(self, children: Iterable[DraftChain]) -> None:
-        """Take the slots of a draft's children back."""
+        """Free the slots of a draft's children."""
         for child in children:
             self.pool.free(child.slots)
             child.slots, child.computed = EMPTY, 0
 
     def share(self, sequence: TokenSequence) -> None:
-        """What a sequence has computed becomes the radix tree's, and the sequence goes on below
-        it."""
+        """Move what a sequence has computed into the radix tree; the sequence goes on below it."""
         first, last = sequence.shared, sequence.computed
         if first == last:
             return
         self._insert(sequence)
         anchor, sequence.slots[:last] = self.radix.lock(sequence.tree, sequence.tokens[:last])
         self.radix.unlock(sequence.anchor)
-        self.radix.reindex_steps(sequence.tree, sequence.tokens[:last], sequence.opened)
+        self.radix.reindex_steps(sequence.tree, sequence.tokens[:last], sequence.cached_at_start)
         self._private[sequence.tree] -= last - first
-        sequence.anchor, sequence.opened, sequence.shared = anchor, last, last
+        sequence.anchor, sequence.cached_at_start, sequence.shared = anchor, last, last
 
     def publish(self, sequence: TokenSequence) -> None:
-        """End a sequence: what it computed becomes the radix tree's, held by its search."""
+        """End a sequence and move what it computed into the radix tree, held by its search."""
         last = sequence.computed
         self._insert(sequence)
         self.pool.free(sequence.slots[last : sequence.allocated])
-        self.radix.reindex_steps(sequence.tree, sequence.tokens[:last], sequence.opened)
+        self.radix.reindex_steps(sequence.tree, sequence.tokens[:last], sequence.cached_at_start)
         self._end(sequence)
 
     def drop(self, sequence: TokenSequence) -> None:
-        """End a sequence and forget what it computed."""
+        """End a sequence and free what it computed."""
         self.pool.free(sequence.private)
         self._end(sequence)
 
     def retain(self, tree: str, paths: Iterable[np.ndarray]) -> None:
-        """Let a search hold no more than these token paths and what its sequences read."""
+        """Reduce what a search holds to these token paths and what its sequences read."""
         reading = [
             sequence.tokens[: sequence.shared]
             for sequence in self.sequences
@@ -184,7 +184,7 @@ class PrefixCache:
         self.pool.free(self.radix.retain(tree, [*paths, *reading]))
 
     def release(self, tree: str, prompt: np.ndarray | None) -> None:
-        """Let go of a search without sequences; of its tokens only the prompt's stay cached."""
+        """Release a search that has no sequences; only its prompt's tokens stay cached."""
         if prompt is not None:
             self.radix.keep(tree, prompt)
         self.evictor.remove_tree(tree)
@@ -193,7 +193,7 @@ class PrefixCache:
         self._private.pop(tree, None)
 
     def note_peaks(self) -> None:
-        """Record what each running search and all of them hold now, and what branches read."""
+        """Update the peaks of what each running search holds, what all hold and what is read."""
         self.active_peak = max(self.active_peak, self.active_tokens)
         self.reading_peak = max(self.reading_peak, self.reading_tokens)
         for tree in {sequence.tree for sequence in self.sequences}:
@@ -202,7 +202,7 @@ class PrefixCache:
     def check(self, trees: Container[str] | None = None) -> None:
         """Raise AssertionError unless every slot is in one place and all counts agree.
 
-        ``trees``: the searches in flight; no other may hold anything.
+        ``trees``: the running searches; no other search may hold anything.
         """
         if trees is not None:
             holding = {*+self.radix.held_tokens, *self.peaks, *+self._private}
@@ -210,8 +210,8 @@ class PrefixCache:
         self.radix.check()
         slots = [self.pool.free_slots(), *(node.slots for node in self.radix.nodes())]
         slots += [sequence.private for sequence in self.sequences]
-        every = np.sort(np.concatenate(slots))
-        assert np.array_equal(every, np.arange(self.capacity)), "a slot is lost or used twice"
+        all_slots = np.sort(np.concatenate(slots))
+        assert np.array_equal(all_slots, np.arange(self.capacity)), "a slot is lost or used twice"
         private = Counter[str]()
         locks = Counter[int]()
         for sequence in self.sequences:
@@ -224,17 +224,17 @@ class PrefixCache:
         assert {n.serial: n.locks for n in self.radix.nodes() if n.locks} == dict(locks), "locks"
 
     def _insert(self, sequence: TokenSequence) -> None:
-        """Add what a sequence has computed to the radix tree; tokens that are there already keep
-        their slots."""
+        """Add what a sequence has computed to the radix tree; tokens that are cached already keep
+        their slots, and the sequence's slots for them are freed."""
         new = slice(sequence.shared, sequence.computed)
         _, duplicates = self.radix.insert(
             sequence.anchor, sequence.tokens[new], sequence.slots[new], sequence.tree
         )
         self.pool.free(duplicates)
 
-    def _evict(self, wanted: int, *, held: bool) -> None:
-        if wanted > 0:
-            freed = self.evictor.evict(wanted, held=held)
+    def _evict(self, tokens: int, *, held: bool) -> None:
+        if tokens > 0:
+            freed = self.evictor.evict(tokens, held=held)
             self.evicted_tokens += len(freed)
             self.pool.free(freed)
 

@@ -1,9 +1,9 @@
-"""Which branches have a place in the batch, which wait for one, and who goes first.
+"""Which branches have a place in the batch, which wait for one, and in which order.
 
 A place is a sequence. Branches that have sampled the same share one
-(``runtime.embedded.branch_sampling``) and a prefix has one while it is computed. Searches get
-places in equal parts: one with hundreds of branches no more than one with four as long as both want
-more. Who waits, and for how long, changes no token.
+(``runtime.embedded.branch_sampling``), and a prefix has one while it is computed. Searches get
+equal numbers of places: a search with hundreds of branches gets no more than one with four, as long
+as both need more. Which branches wait, and for how long, changes no token.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ T = TypeVar("T")
 def fair_order(
     waiting: Sequence[T], tree_of: Callable[[T], str], running: Mapping[str, int]
 ) -> Sequence[T]:
-    """The order in which to let in what is ``waiting``, which is given oldest first.
+    """The order in which to admit what is ``waiting``, which is sorted oldest first.
 
-    Next is always the oldest of the tree that has the fewest places, those given here included;
-    of equal ones the tree whose work is older. ``running``: places a tree has already.
+    The next one is always the oldest of the tree with the fewest places, including those given
+    here; among equal trees, the one whose work is older. ``running``: places each tree has already.
     """
     queues: dict[str, deque[T]] = {}
     for work in waiting:
@@ -50,9 +50,9 @@ def fair_order(
 
 
 class SequenceQueues:
-    """The branches of all searches that are waiting or running.
+    """The waiting and running branches of all searches.
 
-    ``waiting``: those that have no place in the batch, oldest first.
+    ``waiting``: the branches that have no place in the batch, oldest first.
     """
 
     def __init__(
@@ -72,29 +72,29 @@ class SequenceQueues:
 
     @property
     def running(self) -> list[BranchSequence]:
-        """The branches that rounds have asked for and that have a sequence, oldest first."""
-        rounds = [one for one in self._batch.sequences if not one.preemptible]
-        return [one for one in rounds if isinstance(one, BranchSequence)]
+        """The branches of rounds, without beam extension's, that have a sequence, oldest first."""
+        sequences = [sequence for sequence in self._batch.sequences if not sequence.preemptible]
+        return [sequence for sequence in sequences if isinstance(sequence, BranchSequence)]
 
     def enqueue(self, seq: BranchSequence) -> None:
-        """Let a branch wait."""
+        """Add a branch to the waiting ones."""
         insort(self.waiting, seq, key=order_of)
 
     def requeue(self, seqs: Sequence[BranchSequence]) -> None:
-        """Branches that have sampled the same and have no sequence wait for one."""
+        """Make branches wait that have sampled the same and have no sequence."""
         for seq in seqs:
             seq.followers = []
             self._batch.cache.evictor.preempt_step(seq.tree, seq.branch.node, seq.path())
             self.enqueue(seq)
 
     def admit(self) -> list[BranchSequence]:
-        """Let waiting branches in, the trees in turn, as far as places and memory go.
+        """Admit waiting branches, the trees in turn, as far as there are places and memory.
 
         Returns those that have a sequence now and whose prefix's logits are known; others may
-        follow them. Where memory is short the KV of all beam extensions goes first.
+        follow them. Where memory is short, all beam extensions are dropped first.
         """
         admitted: dict[DedupKey | BranchSequence, BranchSequence] = {}
-        held_back, closed = [], False
+        still_waiting, closed = [], False
         places = Counter(sequence.tree for sequence in self._batch.sequences)
         for seq in fair_order(self.waiting, lambda seq: seq.tree, places):
             ready = seq.prefix.logits is not None
@@ -107,15 +107,15 @@ class SequenceQueues:
             if refusal is Refusal.OUT_OF_KV and self._batch.drop_preemptible():
                 refusal = self.start(seq)
             if closed or refusal or not ready:
-                held_back.append(seq)
+                still_waiting.append(seq)
             else:
                 admitted[key] = seq
             closed = closed or refusal in (Refusal.FULL, Refusal.OUT_OF_KV)
-        self.waiting = sorted(held_back, key=order_of)
+        self.waiting = sorted(still_waiting, key=order_of)
         return list(admitted.values())
 
     def start(self, seq: BranchSequence) -> Refusal | None:
-        """Give a branch a sequence, or have its prefix computed first."""
+        """Start a branch's sequence, or its prefix's if that has no logits; or return why not."""
         if seq.prefix.logits is None:
             return self._start_prefix(seq)
         pending = 1 if seq.output else 0
@@ -126,33 +126,33 @@ class SequenceQueues:
         return refusal
 
     def diverge(self, seq: BranchSequence) -> None:
-        """Followers of a branch get sequences of their own, which read what it has computed."""
+        """Cache what a branch has computed for its followers, which get sequences of their own."""
         self._batch.cache.share(seq)
         if self._speculation:
             self._speculation.draft_model.diverge(seq)
         seq.call.diverged = True
 
     def finish(self, sequence: TokenSequence, *, publish: bool = True) -> None:
-        """Take a sequence out of the batch; its KV is cached unless nothing can follow."""
+        """End a sequence; ``publish``: cache its KV, because something may follow."""
         if self._speculation and isinstance(sequence, BranchSequence):
             self._speculation.end(sequence, publish=publish)
         (self._batch.publish if publish else self._batch.drop)(sequence)
 
     def preempt(self, sequence: TokenSequence) -> None:
-        """A sequence lost its place to older ones: its branches wait again."""
+        """Make the branches of a preempted sequence wait again."""
         if isinstance(sequence, BranchSequence):
             if self._speculation:
                 self._speculation.end(sequence, publish=True)
             self.requeue(with_followers(sequence))
 
     def remove_tree(self, tree: str) -> None:
-        """A search's branches stop."""
+        """Stop a search's branches."""
         self.waiting = [seq for seq in self.waiting if seq.tree != tree]
-        for sequence in [one for one in self._batch.sequences if one.tree == tree]:
+        for sequence in [sequence for sequence in self._batch.sequences if sequence.tree == tree]:
             self.finish(sequence, publish=False)
 
     def _start_prefix(self, seq: BranchSequence) -> Refusal | None:
-        """Have the prefix of a branch computed, unless that has begun."""
+        """Start a sequence for a branch's prefix, unless it has one; or return why not."""
         prefix = seq.prefix
         if prefix.live:
             return None
@@ -166,7 +166,7 @@ class SequenceQueues:
         return refusal
 
     def _count_cached_prefix(self, seq: BranchSequence) -> None:
-        """A branch reads its prefix, from the cache if it is not the first."""
+        """Count a branch's prefix as read from the cache, unless the branch is the first one."""
         if seq.prefix.used and not seq.output:
             self._searches[seq.tree].counters.cached_tokens += len(seq.prefix.tokens)
         seq.prefix.used = True
@@ -177,11 +177,11 @@ def _in_order(branches: Sequence[Branch]) -> list[int]:
 
 
 def _nth_child(branches: Sequence[Branch]) -> list[int]:
-    seen = Counter[int]()
+    counts = Counter[int]()
     keys = []
     for branch in branches:
-        keys.append(seen[branch.parent])
-        seen[branch.parent] += 1
+        keys.append(counts[branch.parent])
+        counts[branch.parent] += 1
     return keys
 
 
@@ -194,16 +194,16 @@ SCHEDULE_ORDERS: Mapping[ScheduleOrder, Callable[[Sequence[Branch]], list[int]]]
     "fcfs": _nth_child,
     "random": _by_seed,
 }
-"""A key for each branch, listed by rising parent and child; the least goes first, of equal ones the
-one listed first. ``prefix``: siblings together, their parents as they came (FlashTTS, section 4.2):
-the next path is one that shares most with the last. ``fcfs``: as a queue of copied beams gets them,
-every beam's first child, then every second one."""
+"""Functions that give each branch a key, for branches sorted by parent and child; the lowest key
+goes first, among equal ones the earlier branch. ``prefix``: siblings together, in their parents'
+order (FlashTTS, section 4.2), so that the next path shares most with the last. ``fcfs``: as in a
+queue of copied beams, the first child of every beam, then the second of every beam."""
 
 
 def ranks(branches: Sequence[Branch], order: ScheduleOrder) -> list[int]:
-    """Each branch's place in the order, from 0."""
+    """Each branch's rank in the order, from 0."""
     keys = SCHEDULE_ORDERS[order](branches)
     places = [0] * len(branches)
-    for rank, at in enumerate(sorted(range(len(branches)), key=keys.__getitem__)):
-        places[at] = rank
+    for rank, index in enumerate(sorted(range(len(branches)), key=keys.__getitem__)):
+        places[index] = rank
     return places

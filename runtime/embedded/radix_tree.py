@@ -1,11 +1,11 @@
 """The radix tree of cached tokens: which token path has its keys and values in which slots.
 
-Edges hold token ids and their slots. A node is *locked* while a running sequence reads it and
-*held* while a search in flight may come back to it; both are prefix-closed. Unlocked leaves may be
-evicted from the tip at any time: what is evicted is computed again when it is needed. An index says
-where the steps of searches end, so that an eviction can ask what a leaf is worth to them.
+Edges hold token ids and their slots. A node is *locked* while a running sequence reads it, and
+*held* while a running search may come back to it; both are prefix-closed. Unlocked leaves may be
+evicted from the tip at any time: evicted tokens are computed again when they are needed. An index
+tells where the steps of searches end, so that an eviction can ask what a leaf is worth to them.
 
-There is a root for each namespace, so searches of different ones share nothing.
+Each namespace has its own root, so searches of different namespaces share nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from runtime.embedded.cache_node import EMPTY, TOKEN_BYTES, CacheNode, StepId, S
 
 
 class RadixTree:
-    """Token paths and their slots. It owns no slots: what it lets go of is returned."""
+    """Token paths and their slots. Slots that it gives up are returned to the caller."""
 
     def __init__(self) -> None:
         self._serials = count()
@@ -32,9 +32,9 @@ class RadixTree:
         self.unheld = 0
         self.held_evicted = 0
         self.held_tokens: Counter[str] = Counter()
-        self._held: defaultdict[str, set[CacheNode]] = defaultdict(set)
+        self._held_nodes: defaultdict[str, set[CacheNode]] = defaultdict(set)
         self.leaves: set[CacheNode] = set()
-        """Every node with nothing below it, but for roots. Others only read it."""
+        """Every node without children, except roots. Other modules only read it."""
         self.steps = StepIndex()
 
     def root_of(self, tree: str) -> CacheNode:
@@ -48,15 +48,15 @@ class RadixTree:
     def match(self, tree: str, tokens: np.ndarray) -> int:
         """The length of the longest cached prefix of ``tokens``.
 
-        A look-up: no edge is split and nothing counts as used.
+        A pure look-up: no edge is split, and nothing counts as used.
         """
         return _walk(self.root_of(tree), tokens)[1]
 
     def lock(self, tree: str, tokens: np.ndarray) -> tuple[CacheNode, np.ndarray]:
-        """Keep the longest cached prefix of ``tokens`` from eviction, and hold it for ``tree``.
+        """Lock the longest cached prefix of ``tokens`` against eviction, and hold it for ``tree``.
 
-        Returns the node at which it ends (its edge is split there, which copies nothing), to be
-        given to ``unlock``, and the prefix's slots.
+        Returns the node at which it ends, to be passed to ``unlock``, and the prefix's slots. The
+        last edge is split there, which copies nothing.
         """
         path, stamp = self._split_walk(self.root_of(tree), tokens), next(self._clock)
         for node in path:
@@ -78,9 +78,9 @@ class RadixTree:
     def insert(
         self, node: CacheNode, tokens: np.ndarray, slots: np.ndarray, tree: str
     ) -> tuple[CacheNode, np.ndarray]:
-        """Add ``tokens`` below ``node``, held by ``tree``; the last node, and the slots not needed.
+        """Add ``tokens`` below ``node``, held by ``tree``; the last node, and the unused slots.
 
-        Tokens that are cached there already keep the slots they have.
+        Tokens that are cached there already keep their slots, and those in ``slots`` are unused.
         """
         duplicates = []
         stamp = next(self._clock)
@@ -99,23 +99,23 @@ class RadixTree:
         return node, np.concatenate(duplicates) if duplicates else EMPTY
 
     def keep(self, tree: str, tokens: np.ndarray) -> None:
-        """What is cached of ``tokens`` stays cached when nobody holds it any more."""
+        """Keep the cached prefix of ``tokens`` cached even when nobody holds it any more."""
         for node in self._split_walk(self.root_of(tree), tokens):
-            node.kept = True
+            node.pinned = True
 
     def retain(self, tree: str, paths: Iterable[np.ndarray]) -> np.ndarray:
-        """Let ``tree`` hold no more than these token paths; returns the slots that became free.
+        """Reduce what ``tree`` holds to these token paths; returns the slots that became free.
 
-        Tokens that nobody holds then are freed at once unless they are kept.
+        Tokens that nobody holds then are freed at once, unless ``keep`` has pinned them.
         """
-        wanted = self._nodes_of(tree, paths)
-        dropped = [node for node in self._held.get(tree, ()) if node not in wanted]
+        nodes = self._nodes_of(tree, paths)
+        dropped = [node for node in self._held_nodes.get(tree, ()) if node not in nodes]
         for node in dropped:
             self._let_go(node, tree)
-        if not self._held.get(tree):
-            self._held.pop(tree, None)
+        if not self._held_nodes.get(tree):
+            self._held_nodes.pop(tree, None)
             self.held_tokens.pop(tree, None)
-        removed = {node for node in dropped if not node.holders and not node.kept}
+        removed = {node for node in dropped if not node.holders and not node.pinned}
         assert not any(node.locks for node in removed), "a locked path is held by nobody"
         for node in removed:
             self._move_steps_up(node, removed)
@@ -123,7 +123,7 @@ class RadixTree:
         return np.concatenate([EMPTY, *(node.slots for node in removed)])
 
     def index_step(self, step: StepId, path: np.ndarray, above: StepId | None = None) -> None:
-        """A step ends where ``path`` does. ``above``: a step that ``path`` goes on from."""
+        """File a step that ends with ``path``. ``above``: a step whose path is a prefix of it."""
         start, cached = self.root_of(step[0]), 0
         end = None if above is None else self.steps.end_of(above)
         if end is not None and end.complete and end.node is not None:
@@ -133,57 +133,56 @@ class RadixTree:
         self.steps.put(step, path.tobytes(), nodes[-1] if nodes else start, cached)
 
     def reindex_steps(self, tree: str, path: np.ndarray, since: int) -> None:
-        """``path`` is cached again after ``since`` tokens: the steps that end there are filed where
-        they belong."""
-        for number, own in self.steps.restorable(tree, path.tobytes(), since):
-            self.index_step((tree, number), np.frombuffer(own, dtype=np.int64))
+        """File again the incomplete steps that end on ``path`` after its first ``since`` tokens,
+        because it is cached again from there on."""
+        for number, step_path in self.steps.restorable(tree, path.tobytes(), since):
+            self.index_step((tree, number), np.frombuffer(step_path, dtype=np.int64))
 
     def slots_of(self, step: StepId) -> np.ndarray:
-        """The slots of what is cached of a step's path, from its start; nothing counts as used."""
+        """The slots of a step's cached part, from the path's start; nothing counts as used."""
         end = self.steps.node_of(step)
         path = [] if end is None else [node.slots for node in _upward(end)]
         return np.concatenate([EMPTY, *path[::-1]])
 
     def changed_steps(self, tree: str) -> dict[int, int]:
-        """The steps of which more or less is cached than at the last call: tokens of their paths.
-
-        By node id; the first call tells of all that were ever evicted from and are not over.
+        """The steps whose cached part has changed since the last call: cached tokens of their
+        paths, by node id. The first call reports all steps that were ever evicted from.
         """
         changed = self.steps.take_changed(tree)
         return {n: self.match(tree, np.frombuffer(path, np.int64)) for n, path in changed.items()}
 
-    def evict(self, wanted: int, *, held: bool = True) -> np.ndarray:
-        """Free up to ``wanted`` slots of unlocked leaves, token by token from the tips.
+    def evict(self, tokens: int, *, held: bool = True) -> np.ndarray:
+        """Free up to ``tokens`` slots of unlocked leaves, token by token from the tips.
 
-        What nobody holds goes first, then what was used longest ago. ``held``: whether what a
-        search holds may go at all.
+        Tokens that nobody holds go first, then those used longest ago. ``held``: whether tokens
+        that a search holds may be evicted at all.
         """
         heap = [(oldest_first(node), node) for node in self.leaves if not node.locks]
         heapq.heapify(heap)
         freed = [EMPTY]
-        left = wanted
-        while heap and left > 0:
+        remaining = tokens
+        while heap and remaining > 0:
             _, node = heapq.heappop(heap)
             if node.holders and not held:
                 break
             parent = node.parent
-            freed.append(self.evict_tip(node, left))
-            left -= len(freed[-1])
+            freed.append(self.evict_tip(node, remaining))
+            remaining -= len(freed[-1])
             if not len(node.tokens) and parent in self.leaves and not parent.locks:
                 heapq.heappush(heap, (oldest_first(parent), parent))
         return np.concatenate(freed)
 
-    def evict_tip(self, leaf: CacheNode, wanted: int) -> np.ndarray:
-        """Free up to ``wanted`` slots at the tip of an unlocked leaf."""
+    def evict_tip(self, leaf: CacheNode, tokens: int) -> np.ndarray:
+        """Free up to ``tokens`` slots at the tip of an unlocked leaf."""
         assert not leaf.children, "a node is evicted from that is no leaf"
         assert not leaf.locks, "a node is evicted from that is being read"
-        tokens = min(wanted, len(leaf.tokens))
-        slots = leaf.slots[len(leaf.slots) - tokens :]
-        self._truncate(leaf, tokens)
+        count = min(tokens, len(leaf.tokens))
+        slots = leaf.slots[len(leaf.slots) - count :]
+        self._truncate(leaf, count)
         return slots
 
     def nodes(self) -> Iterator[CacheNode]:
-        """Every node but the roots."""
+        """Every node except the roots."""
         stack = [node for root in self._roots.values() for node in root.children.values()]
         while stack:
             node = stack.pop()
@@ -191,13 +190,13 @@ class RadixTree:
             yield node
 
     def check(self) -> None:
-        """Raise AssertionError unless counts, links and prefix-closedness are as they should be."""
+        """Raise AssertionError unless counts, links and prefix-closedness are right."""
         nodes = list(self.nodes())
         assert self.size == sum(len(n.tokens) for n in nodes), "size"
         assert self.locked == sum(len(n.tokens) for n in nodes if n.locks), "locked"
         assert self.unheld == sum(len(n.tokens) for n in nodes if not n.holders), "unheld"
         assert self.leaves == {n for n in nodes if not n.children}, "leaves"
-        held = Counter[str]()
+        held_tokens = Counter[str]()
         for node in nodes:
             above = node.parent
             assert above is not None, "a node has no parent"
@@ -206,12 +205,12 @@ class RadixTree:
             if above.parent is not None:
                 assert node.holders <= above.holders, "a held node lies below one that is not"
                 assert node.locks <= above.locks, "a locked node lies below one that is not"
-                assert above.kept or not node.kept, "a kept node lies below one that is not"
-            assert node.holders or (node.kept and not node.locks), "a node nobody needs"
-            held.update(dict.fromkeys(node.holders, len(node.tokens)))
-        assert held == +self.held_tokens, "tokens held by tree"
-        assert {t: s for t, s in self._held.items() if s} == {
-            tree: {n for n in nodes if tree in n.holders} for tree in held
+                assert above.pinned or not node.pinned, "a kept node lies below one that is not"
+            assert node.holders or (node.pinned and not node.locks), "a node nobody needs"
+            held_tokens.update(dict.fromkeys(node.holders, len(node.tokens)))
+        assert held_tokens == +self.held_tokens, "tokens held by tree"
+        assert {t: s for t, s in self._held_nodes.items() if s} == {
+            tree: {n for n in nodes if tree in n.holders} for tree in held_tokens
         }, "nodes held by tree"
         self.steps.check((*self._roots.values(), *nodes))
 
@@ -226,24 +225,24 @@ class RadixTree:
     def _nodes_of(self, tree: str, paths: Iterable[np.ndarray]) -> set[CacheNode]:
         """The nodes of the longest cached prefixes of all these paths.
 
-        In an order that has each path right after those it goes on from, so that it is followed
-        from where the last of them ends.
+        Paths are sorted so that each comes after its own prefixes, and the walk starts where the
+        longest of these ends.
         """
-        every: set[CacheNode] = set()
+        matched: set[CacheNode] = set()
         above: list[tuple[bytes, CacheNode]] = []
         for key in sorted({path.tobytes() for path in paths}):
             while above and not key.startswith(above[-1][0]):
                 above.pop()
             parent, start = above[-1] if above else (b"", self.root_of(tree))
             nodes = self._split_walk(start, np.frombuffer(key[len(parent) :], dtype=np.int64))
-            every.update(nodes)
+            matched.update(nodes)
             cached = len(parent) + TOKEN_BYTES * sum(len(node.tokens) for node in nodes)
             if cached == len(key):
                 above.append((key, nodes[-1] if nodes else start))
-        return every
+        return matched
 
     def _split(self, node: CacheNode, at: int) -> CacheNode:
-        """Cut an edge after ``at`` tokens; returns the upper part. The lower one stays ``node``."""
+        """Split an edge after ``at`` tokens; returns the upper part. ``node`` is the lower part."""
         if at == len(node.tokens):
             return node
         parent = node.parent
@@ -251,9 +250,9 @@ class RadixTree:
         assert at > 0, "an edge is split at its start"
         upper = CacheNode(parent, node.tokens[:at], node.slots[:at], next(self._serials))
         upper.holders = set(node.holders)
-        upper.kept, upper.locks, upper.stamp = node.kept, node.locks, node.stamp
+        upper.pinned, upper.locks, upper.stamp = node.pinned, node.locks, node.stamp
         for tree in upper.holders:
-            self._held[tree].add(upper)
+            self._held_nodes[tree].add(upper)
         parent.children[int(upper.tokens[0])] = upper
         node.parent, node.tokens, node.slots = upper, node.tokens[at:], node.slots[at:]
         upper.children[int(node.tokens[0])] = node
@@ -288,7 +287,7 @@ class RadixTree:
         node.tokens, node.slots = node.tokens[:-count], node.slots[:-count]
 
     def _move_steps_up(self, node: CacheNode, removed: set[CacheNode]) -> None:
-        """Nothing will be left of a node: what is cached of its steps ends above the doomed."""
+        """File a removed node's steps at its nearest ancestor that is not removed as well."""
         above = node.parent
         while above in removed:
             above = above.parent
@@ -296,7 +295,7 @@ class RadixTree:
         self.steps.move_up(node, above)
 
     def _remove(self, node: CacheNode, removed: set[CacheNode]) -> None:
-        """Take out one of the nodes in ``removed``, which nobody holds."""
+        """Remove one of the nodes in ``removed``, which nobody holds."""
         parent = node.parent
         assert parent is not None
         self.size -= len(node.tokens)
@@ -314,20 +313,20 @@ class RadixTree:
         if not node.holders:
             self.unheld -= len(node.tokens)
         node.holders.add(tree)
-        self._held[tree].add(node)
+        self._held_nodes[tree].add(node)
         self.held_tokens[tree] += len(node.tokens)
 
     def _let_go(self, node: CacheNode, tree: str) -> None:
         node.holders.remove(tree)
-        self._held[tree].remove(node)
+        self._held_nodes[tree].remove(node)
         self.held_tokens[tree] -= len(node.tokens)
         if not node.holders:
             self.unheld += len(node.tokens)
 
 
 def _walk(start: CacheNode, tokens: np.ndarray) -> tuple[list[CacheNode], int]:
-    """The nodes below ``start`` in which the longest cached prefix of ``tokens`` lies, and how long
-    it is; it may end inside the last one's edge."""
+    """The nodes below ``start`` that contain the longest cached prefix of ``tokens``, and its
+    length; it may end inside the last node's edge."""
     node, cached, path = start, 0, []
     while cached < len(tokens):
         child = node.children.get(int(tokens[cached]))
@@ -343,19 +342,19 @@ def _walk(start: CacheNode, tokens: np.ndarray) -> tuple[list[CacheNode], int]:
 
 
 def _upward(node: CacheNode) -> Iterator[CacheNode]:
-    """A node and those above it, but for the root."""
+    """A node and its ancestors, except the root."""
     while node.parent is not None:
         yield node
         node = node.parent
 
 
 def namespace_of(tree: str) -> str:
-    """Searches share cached tokens within one: what a search's id has before its last slash."""
+    """The namespace within which a search shares cached tokens: its id before the last slash."""
     return tree.rpartition("/")[0]
 
 
 def common_prefix(left: np.ndarray, right: np.ndarray) -> int:
-    """How many leading tokens two int64 arrays share."""
+    """The number of leading tokens that two int64 arrays share."""
     length = min(len(left), len(right))
     if not length:
         return 0
@@ -365,5 +364,5 @@ def common_prefix(left: np.ndarray, right: np.ndarray) -> int:
 
 
 def oldest_first(node: CacheNode) -> tuple[bool, int, int]:
-    """What nobody holds, then what was used longest ago."""
+    """A sort key: nodes that nobody holds first, then those used longest ago."""
     return bool(node.holders), node.stamp, node.serial

@@ -1,6 +1,6 @@
-"""Scores trajectories with the reward model: a prefill of the new tokens, one reward at its end.
+"""Score trajectories with the reward model: prefill the new tokens, read one reward at the end.
 
-A score once given is kept while the search lives, by token path: it is never computed again.
+Rewards are stored by token path while their search lives, and never computed twice.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from search.engine import Hint, Trajectory
 
 @dataclass(slots=True, eq=False)
 class ScoreCall:
-    """Trajectories to score together: their paths in the order asked, and those still unread."""
+    """Trajectories to score together: their paths in the call's order, and the unread ones."""
 
     id: int
     tree: str
@@ -40,10 +40,10 @@ class ScoreCall:
 
 
 class ScoreSequence(TokenSequence):
-    """A path, int64 ids, to prefill and to read at its end.
+    """The sequence of a ``path``, int64 ids, whose reward is read at its end.
 
-    ``ahead``: a path that goes on from it by a step nobody has asked to score yet; it is read at
-    both ends in one pass where it fits.
+    ``ahead``: the path continued by a step that nobody has asked to score yet; if it fits, both
+    ends are read in one pass.
     """
 
     def __init__(self, tree: str, path: np.ndarray, order: Order) -> None:
@@ -53,7 +53,7 @@ class ScoreSequence(TokenSequence):
 
 
 class RewardScorer:
-    """The trajectories of all searches on their way through one reward model."""
+    """Scores the trajectories of all searches with one reward model."""
 
     def __init__(
         self, options: EngineOptions, forward: Forwards, config: ModelConfig, reader: Reader
@@ -71,11 +71,11 @@ class RewardScorer:
         self._calls: dict[int, ScoreCall] = {}
         self._finished: list[ScoreCall] = []
         self._rewards: dict[str, dict[bytes, float]] = {}
-        self._spelt: dict[str, Spelt] = {}
+        self._pieces: dict[str, Spelt] = {}
         self._ahead: dict[str, dict[int, np.ndarray]] = {}
         self._arrivals = 0
         self.errors = CallErrors()
-        """Searches whose calls get no answer: they are to be aborted and released."""
+        """Errors of searches whose calls get no answer; the caller must abort and release these."""
 
     @property
     def busy(self) -> bool:
@@ -84,7 +84,7 @@ class RewardScorer:
 
     @property
     def overhead(self) -> tuple[int, int]:
-        """Tokens of a path beside the policy's: once, and for every step."""
+        """Tokens of a path beyond the policy's: once, and for each step."""
         return overhead_of(self._reader.paths)
 
     def score(
@@ -96,24 +96,24 @@ class RewardScorer:
         trajectories: Sequence[Trajectory],
         ahead: Mapping[int, Trajectory] | None = None,
     ) -> None:
-        """Take on trajectories. Raises EngineError if one can never be read.
+        """Begin to score trajectories. Raises EngineError if one can never be read.
 
-        ``ahead``: by node, a trajectory that goes on from its by one step: its score is kept for
-        when it is asked for.
+        ``ahead``: by node, the node's trajectory continued by one step, whose reward is stored for
+        a later call.
         """
-        spelt: Spelt = self._spelt.get(tree, {})
+        pieces: Spelt = self._pieces.get(tree, {})
         paths = [
-            must_be_ids("steps", self._reader.paths.path(prompt, question, t, spelt), self._vocab)
+            must_be_ids("steps", self._reader.paths.path(prompt, question, t, pieces), self._vocab)
             for t in trajectories
         ]
         for path in paths:
             self._must_fit(path)
-        opening = np.asarray(self._reader.paths.opening(prompt, question, spelt), dtype=np.int64)
+        opening = np.asarray(self._reader.paths.opening(prompt, question, pieces), dtype=np.int64)
         search = self._search_of(tree, opening)
-        self._spelt[tree] = spelt
+        self._pieces[tree] = pieces
         rewards = self._rewards[tree]
-        later = {
-            node: np.asarray(self._reader.paths.path(prompt, question, t, spelt), dtype=np.int64)
+        ahead_paths = {
+            node: np.asarray(self._reader.paths.path(prompt, question, t, pieces), dtype=np.int64)
             for node, t in (ahead or {}).items()
         }
         call = ScoreCall(call_id, tree, [path.tobytes() for path in paths])
@@ -125,15 +125,15 @@ class RewardScorer:
                 continue
             call.unread.add(key)
             reading = ScoreSequence(tree, path, (search.number, self._arrivals, index))
-            if node in later:
-                self._look_ahead(reading, node, later[node])
+            if node in ahead_paths:
+                self._look_ahead(reading, node, ahead_paths[node])
             insort(self._waiting, reading, key=order_of)
         self._calls[call_id] = call
         self._settle(call)
 
     def step(self) -> list[tuple[int, list[float]]]:
-        """One iteration: admit, run one forward pass, read; the calls that are finished, each with
-        its rewards in [0, 1], unrounded."""
+        """Run one iteration: admit, run one forward pass, read rewards. Returns the finished calls,
+        each with its unrounded rewards in [0, 1]."""
         self._admit()
         for sequence in self.batch.schedule():
             assert isinstance(sequence, ScoreSequence), (
@@ -154,7 +154,7 @@ class RewardScorer:
         return [(c.id, [self._rewards[c.tree][key] for key in c.paths]) for c in finished]
 
     def hint(self, tree: str, hint: Hint) -> None:
-        """Free what the search has pruned."""
+        """Free the KV of what a search has pruned."""
         search = self.searches.get(tree)
         if search is None:
             return
@@ -165,7 +165,7 @@ class RewardScorer:
             self.cache.retain(tree, [*search.alive(), *ahead.values()])
 
     def abort(self, tree: str) -> list[int]:
-        """Stop reading for a search; the ids of the calls that get no answer."""
+        """Stop scoring for a search; the ids of the calls that get no answer."""
         self._waiting = [reading for reading in self._waiting if reading.tree != tree]
         for sequence in [sequence for sequence in self.batch.sequences if sequence.tree == tree]:
             self.batch.drop(sequence)
@@ -175,14 +175,14 @@ class RewardScorer:
         return [call.id for call in calls if call.tree == tree]
 
     def check(self) -> None:
-        """Raise AssertionError unless the accounting of the cache is right."""
+        """Raise AssertionError unless the cache's accounting is right."""
         self.cache.check(self.searches)
 
     def release(self, tree: str) -> Counters | None:
-        """Let go of a search that reads nothing; what it cost, None if it was never here."""
+        """Release a search that scores nothing; what it cost, None if it is unknown."""
         search = self.searches.get(tree)
         self._rewards.pop(tree, None)
-        self._spelt.pop(tree, None)
+        self._pieces.pop(tree, None)
         self._ahead.pop(tree, None)
         if search is None:
             return None
@@ -212,22 +212,22 @@ class RewardScorer:
         return self.searches[tree]
 
     def _admit(self) -> None:
-        """Let waiting paths in, the trees in turn, as far as places and memory go."""
-        held_back = []
+        """Admit waiting paths, the trees in turn, as far as there are places and memory."""
+        still_waiting = []
         places = Counter(sequence.tree for sequence in self.batch.sequences)
         waiting = fair_order(self._waiting, lambda reading: reading.tree, places)
-        for at, reading in enumerate(waiting):
+        for index, reading in enumerate(waiting):
             refusal = self._enter(reading)
             if refusal is None:
                 continue
-            held_back.append(reading)
+            still_waiting.append(reading)
             if refusal is not Refusal.SHARED:
-                held_back += waiting[at + 1 :]
+                still_waiting += waiting[index + 1 :]
                 break
-        self._waiting = sorted(held_back, key=order_of)
+        self._waiting = sorted(still_waiting, key=order_of)
 
     def _look_ahead(self, reading: ScoreSequence, node: int, path: np.ndarray) -> None:
-        """Read a path along with the one before it, if it goes on from there and fits."""
+        """Read ``path`` along with ``reading``, if it continues that path and fits."""
         before = len(reading.path)
         fits = before < len(path) <= min(self._context, self.cache.capacity)
         if not fits or int(path.max()) >= self._vocab:
@@ -237,7 +237,8 @@ class RewardScorer:
             self._ahead.setdefault(reading.tree, {})[node] = path
 
     def _enter(self, reading: ScoreSequence) -> Refusal | None:
-        """Start a path; the step ahead goes along as what may be given up for want of room."""
+        """Start a path's sequence, or return why not. The step ahead is attached as a draft, which
+        is dropped if there is no room."""
         end = len(reading.path)
         reading.size = end if reading.ahead is None else len(reading.ahead)
         refusal = self.batch.enter(reading, reading.path, end - 1)
@@ -246,7 +247,7 @@ class RewardScorer:
         return refusal
 
     def _read(self, advance: Advance) -> None:
-        """Turn the logits at the last tag of a path, and of the step ahead, into rewards."""
+        """Store the rewards of a path and of the step ahead, from the logits at their ends."""
         assert advance.logits is not None, "a path was read before its end"
         reading = advance.sequence
         assert isinstance(reading, ScoreSequence), "a sequence that is not the scorer's"
@@ -257,7 +258,7 @@ class RewardScorer:
             self._rewards[reading.tree][reading.ahead.tobytes()] = ahead
 
     def _note(self, reading: ScoreSequence, logits: torch.Tensor) -> None:
-        """A path is read."""
+        """Store a path's reward and update the calls that wait for it."""
         key = reading.path.tobytes()
         self._rewards[reading.tree][key] = self._reader.reading.reward(logits)
         for call in [call for call in self._calls.values() if call.tree == reading.tree]:
@@ -269,27 +270,26 @@ class RewardScorer:
             self._finished.append(self._calls.pop(call.id))
 
     def _requeue(self, reading: ScoreSequence) -> None:
-        """A sequence lost its place to older ones: its path waits again, if it is still to be
-        read."""
+        """Make a preempted path wait again, unless its reward has been read."""
         reading.ahead = None
         if reading.path.tobytes() not in self._rewards[reading.tree]:
             insort(self._waiting, reading, key=order_of)
 
 
 def load_scorer(options: EngineOptions) -> RewardScorer | None:
-    """The reward model, if the format reads one and there is one.
+    """The scorer, if the format needs a reward model and there is one.
 
-    Raises what is wrong with it: RewardMissing for a tag, a verdict or a head, ValueError else.
+    Raises RewardMissing for a missing tag, verdict or head; ValueError for other faults.
     """
-    loaded = load_reward_model(options)
-    if loaded is None:
+    model = load_reward_model(options)
+    if model is None:
         return None
-    forward, reader = loaded
+    forward, reader = model
     return RewardScorer(options, forward, forward.config, reader)
 
 
 def load_reward_model(options: EngineOptions) -> tuple[Forward, Reader] | None:
-    """The model and what reads its rewards; None and errors as ``load_scorer``."""
+    """The model and its ``Reader``; None and errors as in ``load_scorer``."""
     form = reward_format(options.reward_format)
     if options.prm is None or not form.needs_model:
         return None

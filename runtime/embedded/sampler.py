@@ -1,8 +1,8 @@
-"""Drawing tokens by coupled noise, and what is known of each draw.
+"""Draw tokens by coupled noise, with each draw's log-probability and entropy.
 
-Float64 throughout, every draw by itself: its token, log-probability and entropy are the same bits
-whatever is drawn beside it. Which tokens of a vocabulary float64 need look at, ``shortlist`` knows;
-what is left over looks at all of them.
+Float64 throughout, each draw by itself: its token, log-probability and entropy have the same bits
+whatever is drawn beside it. ``shortlist`` names the few tokens of a vocabulary that must be
+computed in float64; draws that it cannot decide compute all tokens.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from hedgerow_sglang.noise import SCRATCH, Words, blocks, gumbel_of, hashes, has
 from runtime.embedded.shortlist import Draws, Floats, shortlist_samples
 
 MANY = 2048
-"""Tokens that may be in a nucleus, above which they are not put in order."""
+"""Most tokens that may be in a nucleus for it to be sorted."""
 COLD = 1e-290
-"""Temperatures up to which the likeliest token is taken: scores by less would be infinite."""
+"""Temperatures up to this take the likeliest token: dividing by less would give infinite scores."""
 SUMMED = 1 << 16
-"""Logits that are added up together: with float64 of them they stay within a core's cache."""
+"""Logits that are summed together: with their float64 copies they fit a core's cache."""
 NEAR = 1e-9
-"""Of what is wanted of a sum: however it is rounded, it is not off by so much."""
+"""Relative distance of a sum from its target above which rounding cannot matter."""
 
 
 DrawToken = Callable[[NDArray[np.float32]], int]
@@ -37,10 +37,10 @@ DrawToken = Callable[[NDArray[np.float32]], int]
 
 
 class Samples(NamedTuple):
-    """One of each for every draw, (draws,).
+    """The results of all draws, arrays (draws,).
 
-    ``tokens`` int64 ids; ``logprobs`` the token's natural log-probability and ``entropies`` the
-    Shannon entropy in nats, both of the untempered, untruncated distribution.
+    ``tokens``: int64 ids; ``logprobs``: the tokens' natural log-probabilities; ``entropies``:
+    Shannon entropies in nats; both of the untempered, untruncated distribution.
     """
 
     tokens: NDArray[np.int64]
@@ -63,14 +63,14 @@ def sample(
     token = argmax over v of log p(v) / temperature + Gumbel(seed, position, v), over the tokens
     that top-p keeps; ties go to the lower id. ``seeds`` in [0, 2^64); ``positions``: the absolute
     position of the token drawn. ``temperature``, 0 or more, and ``top_p`` in (0, 1]: one for all or
-    one a draw; temperature 0 takes the likeliest token. ``processed``: what draws those whose
+    one per draw; temperature 0 takes the likeliest token. ``processed``: functions that draw where
     sampling changes logits, by number. Raises FloatingPointError for logits that are not finite.
     """
     values = logits.numpy() if isinstance(logits, Tensor) else logits
-    each = np.arange(len(values))
-    of = each if rows is None else np.asarray(rows, dtype=np.int64)
-    heat = np.broadcast_to(np.asarray(temperature, np.float64), of.shape)
-    mass = np.broadcast_to(np.asarray(top_p, np.float64), of.shape)
+    row_ids = np.arange(len(values))
+    draw_rows = row_ids if rows is None else np.asarray(rows, dtype=np.int64)
+    heat = np.broadcast_to(np.asarray(temperature, np.float64), draw_rows.shape)
+    mass = np.broadcast_to(np.asarray(top_p, np.float64), draw_rows.shape)
     likeliest = values.argmax(-1)
     most = values[np.arange(len(values)), likeliest].astype(np.float64)
     log_total, entropies = np.empty((2, len(values)))
@@ -80,10 +80,10 @@ def sample(
 
     _share(add_up, [*blocks(len(values), values.shape[1], SUMMED)])
     draws = Draws(
-        rows=of,
-        likeliest=likeliest[of],
-        most=most[of],
-        log_total=log_total[of],
+        rows=draw_rows,
+        likeliest=likeliest[draw_rows],
+        most=most[draw_rows],
+        log_total=log_total[draw_rows],
         heat=heat,
         mass=mass,
         seeds=np.asarray(seeds, np.uint64),
@@ -92,25 +92,25 @@ def sample(
     tokens = shortlist_samples(values, draws)
     tokens[heat <= COLD] = draws.likeliest[heat <= COLD]
     for number, draw_token in processed.items():
-        tokens[number] = draw_token(values[of[number]])
-    left = (tokens < 0).nonzero()[0]
+        tokens[number] = draw_token(values[draw_rows[number]])
+    remaining = (tokens < 0).nonzero()[0]
 
     def draw(block: slice) -> None:
-        own = draws.some(left[block])
-        best = _ranked(_scores(values[own.rows], own), own.seeds, own.positions, own.mass)
-        tokens[left[block]] = best[:, 0]
+        part = draws.some(remaining[block])
+        scores = _scores(values[part.rows], part)
+        tokens[remaining[block]] = _ranked(scores, part.seeds, part.positions, part.mass)[:, 0]
 
-    _share(draw, [*blocks(len(left), values.shape[1])])
-    logprobs = values[of, tokens] - draws.most
+    _share(draw, [*blocks(len(remaining), values.shape[1])])
+    logprobs = values[draw_rows, tokens] - draws.most
     logprobs -= draws.log_total
-    return Samples(tokens, logprobs, entropies[of])
+    return Samples(tokens, logprobs, entropies[draw_rows])
 
 
 def top_logprobs(
     logits: NDArray[np.float32], sampled: tuple[int, float, float], most: int
 ) -> tuple[tuple[int, float], ...]:
     """The ``most`` likeliest tokens of a row (vocab,) with their log-probabilities, the likeliest
-    first, equals by id. ``sampled``: a token of it with its own, and the entropy."""
+    first, ties by id. ``sampled``: a token of the row, its log-probability, and the entropy."""
     token, logprob, _ = sampled
     most = min(most, len(logits))
     if not most:
@@ -122,18 +122,18 @@ def top_logprobs(
 
 
 def _share(work: Callable[[slice], None], parts: Sequence[slice]) -> None:
-    """Do the parts, on as many threads as torch computes with; what each writes is its own."""
+    """Run ``work`` on all parts, on as many threads as torch uses; parts must not share output."""
     threads = min(len(parts), torch.get_num_threads())
 
-    def some(first: int) -> None:
+    def work_from(first: int) -> None:
         for part in parts[first::threads]:
             work(part)
 
-    others = [_threads().submit(some, first) for first in range(1, threads)]
+    futures = [_threads().submit(work_from, first) for first in range(1, threads)]
     if parts:
-        some(0)
-    for other in others:
-        other.result()
+        work_from(0)
+    for future in futures:
+        future.result()
 
 
 @cache
@@ -149,31 +149,32 @@ def rank_candidates(
     top_p: Floats,
     count: int,
 ) -> NDArray[np.int64]:
-    """What ``draw`` would draw, and what after that: int64 (rows, count), the likeliest first.
+    """The ``count`` tokens of each row with the highest noisy scores, int64 (rows, count): first
+    what ``sample`` would draw. -1 fills up where top-p leaves fewer.
 
-    Arguments as of ``draw``, one temperature and top-p a row. -1 fills up where top-p leaves fewer.
+    Arguments as in ``sample``, with one temperature and top-p per row.
     """
     values = logits.numpy() if isinstance(logits, Tensor) else logits
-    seeded, at = np.asarray(seeds, np.uint64), np.asarray(positions)
+    seeds, positions = np.asarray(seeds, np.uint64), np.asarray(positions)
     ranked = np.empty((len(values), count), dtype=np.int64)
     for block in blocks(*values.shape):
         warm = np.where(temperature[block] > 0, temperature[block], 1.0)[:, None]
         scores = SCRATCH.take("scores", values[block].shape, np.float64)
         np.divide(values[block], warm, out=scores)
-        ranked[block] = _ranked(scores, seeded[block], at[block], top_p[block], count)
+        ranked[block] = _ranked(scores, seeds[block], positions[block], top_p[block], count)
     for row in np.flatnonzero(temperature <= 0):
         ranked[row] = -1
-        most = min(count, values.shape[1])
-        likely = np.flatnonzero(values[row] >= np.partition(values[row], -most)[-most])
+        top = min(count, values.shape[1])
+        likely = np.flatnonzero(values[row] >= np.partition(values[row], -top)[-top])
         order = np.argsort(-values[row, likely], kind="stable")
-        ranked[row, :most] = likely[order[:most]]
+        ranked[row, :top] = likely[order[:top]]
     return ranked
 
 
 def _log_total(logits: NDArray[np.float32], most: Floats, first: int) -> tuple[Floats, Floats]:
-    """The logarithm of what exp(logit - most) add up to, and the entropy, of every row: (rows,).
+    """For each row, the log of the sum of exp(logit - most), and the entropy: (rows,) each.
 
-    ``most``: each row's highest, (rows,). ``first``: the number of its first row among all.
+    ``most`` (rows,): each row's highest logit. ``first``: the first row's number, for errors.
     """
     x = SCRATCH.take("logits", logits.shape, np.float64)
     weight = SCRATCH.take("weights", logits.shape, np.float64)
@@ -190,7 +191,7 @@ def _log_total(logits: NDArray[np.float32], most: Floats, first: int) -> tuple[F
 
 
 def _scores(logits: NDArray[np.float32], draws: Draws) -> Floats:
-    """What noise is added to, of every token: (draws, vocab), good until the next call."""
+    """The scores that noise is added to: (draws, vocab), valid until the next call."""
     x = SCRATCH.take("scores", logits.shape, np.float64)
     np.subtract(logits, draws.most[:, None], out=x)
     x -= draws.log_total[:, None]
@@ -207,84 +208,84 @@ def _ranked(
     mass: Floats,
     count: int = 1,
 ) -> NDArray[np.int64]:
-    """The ``count`` tokens of every row (draws, vocab) that come highest with their noise, within
-    its nucleus of ``mass``: ids (draws, count), as of ``gumbel_max``."""
+    """The ``count`` tokens of each row (draws, vocab) with the highest noisy scores within its
+    nucleus of ``mass``: ids (draws, count), as from ``gumbel_max``."""
     best = np.empty((len(scores), count), dtype=np.int64)
     whole, cut = (mass >= 1.0).nonzero()[0], (mass < 1.0).nonzero()[0]
     if len(whole):
-        some = scores[whole] if len(cut) else scores
-        words = SCRATCH.take("hashes", some.shape, np.uint32)
-        spare = SCRATCH.take("shifted", some.shape, np.uint32)
+        whole_scores = scores[whole] if len(cut) else scores
+        words = SCRATCH.take("hashes", whole_scores.shape, np.uint32)
+        spare = SCRATCH.take("shifted", whole_scores.shape, np.uint32)
         hashed = hashes(seeds[whole], positions[whole], scores.shape[1], words, spare)
-        best[whole] = gumbel_max(some, hashed, count)
-    few: list[tuple[int, NDArray[np.int64]]] = []
+        best[whole] = gumbel_max(whole_scores, hashed, count)
+    nuclei: list[tuple[int, NDArray[np.int64]]] = []
     for row in cut.tolist():
-        weight, likely, wanted = _likely(scores[row], mass[row])
+        weight, likely, target = _likely(scores[row], mass[row])
         if count == 1 and len(likely) > MANY:
             hashed = hashes(seeds[[row]], positions[[row]], scores.shape[1])
-            token = _first_within(scores[row], hashed, weight, wanted)
+            token = _first_within(scores[row], hashed, weight, target)
         else:
             token = None
         if token is None:
-            few.append((row, _cut(weight, likely, wanted)))
+            nuclei.append((row, _cut(weight, likely, target)))
         else:
             best[row] = token
-    if few:
-        cut, kept = np.array([row for row, _ in few]), [tokens for _, tokens in few]
-        place, token = np.repeat(np.arange(len(cut)), [*map(len, kept)]), np.concatenate(kept)
+    if nuclei:
+        cut, ids = np.array([row for row, _ in nuclei]), [tokens for _, tokens in nuclei]
+        place, token = np.repeat(np.arange(len(cut)), [*map(len, ids)]), np.concatenate(ids)
         row = cut[place]
         values = scores[row, token] + gumbel_of(hashes_of(seeds[row], positions[row], token))
         best[cut] = highest(place, token, values, len(cut), count)
     return best
 
 
-def _first_within(scores: Floats, hashed: Words, weight: Floats, wanted: float) -> int | None:
-    """The token of a row that comes highest with its noise within the nucleus, where that is wide:
-    whether it holds the few that may win is told without an order of all.
+def _first_within(scores: Floats, hashed: Words, weight: Floats, target: float) -> int | None:
+    """The token of a row with the highest noisy score within a wide nucleus, found without sorting
+    all tokens: only the few that may win are tested for being within it.
 
-    None where a sum is so near to ``wanted`` that its rounding decides.
+    ``target``: the nucleus's sum of weights. None if a sum is so near to it that rounding decides.
     """
     _, tokens = candidates(scores[None], hashed, 1)
     values = scores[tokens] + gumbel_of(hashed[0, tokens])
     for token in tokens[np.lexsort((tokens, -values))]:
-        own = weight[token]
-        equals = np.count_nonzero(weight[:token] == own)
-        before = weight[weight > own].sum() + equals * own
-        if abs(before - wanted) <= NEAR * wanted:
+        token_weight = weight[token]
+        equal_before = np.count_nonzero(weight[:token] == token_weight)
+        before = weight[weight > token_weight].sum() + equal_before * token_weight
+        if abs(before - target) <= NEAR * target:
             return None
-        if before < wanted:
+        if before < target:
             return int(token)
     return None
 
 
 def nucleus(tempered: Floats, top_p: float) -> NDArray[np.int64]:
     """The fewest likeliest tokens of a row (vocab,) whose probabilities reach ``top_p``, the
-    likeliest first, equals by id."""
+    likeliest first, ties by id."""
     return _cut(*_likely(tempered, top_p))
 
 
 def _likely(tempered: Floats, top_p: float) -> tuple[Floats, NDArray[np.int64], float]:
-    """Weights of a row (vocab,), good until the next call; the tokens of its nucleus and not many
-    more, ascending; and what sum of weights is wanted."""
+    """A row's weights (vocab,), valid until the next call; its nucleus's tokens and a few more,
+    ascending; and the sum of weights that the nucleus must reach."""
     weight = SCRATCH.take("nucleus", tempered.shape, np.float64)
     np.subtract(tempered, tempered.max(), out=weight)
     np.exp(weight, out=weight)
-    wanted = top_p * (total := weight.sum())
+    target = top_p * (total := weight.sum())
     # all tokens below this weight together hold less than 1 - top_p, so none of them is kept
     floor = (1.0 - top_p) * total / len(weight)
     likely = np.flatnonzero(weight >= max(floor, LIKELY[-1]))
-    own = weight[likely]
-    if own.sum() <= wanted * (1 + MARGIN):
-        return weight, np.flatnonzero(weight >= floor), wanted
+    likely_weights = weight[likely]
+    if likely_weights.sum() <= target * (1 + MARGIN):
+        return weight, np.flatnonzero(weight >= floor), target
     for bound in LIKELY:
-        if own[own >= bound].sum() > wanted * (1 + MARGIN):
-            return weight, likely[own >= bound], wanted
-    return weight, likely, wanted
+        if likely_weights[likely_weights >= bound].sum() > target * (1 + MARGIN):
+            return weight, likely[likely_weights >= bound], target
+    return weight, likely, target
 
 
-def _cut(weight: Floats, likely: NDArray[np.int64], wanted: float) -> NDArray[np.int64]:
-    """Of the tokens that may be in a nucleus those that are, the likeliest first."""
-    own = weight[likely]
-    order = np.argsort(-own, kind="stable")
-    before = np.cumsum(own[order]) - own[order]
-    return likely[order[before < wanted]]
+def _cut(weight: Floats, likely: NDArray[np.int64], target: float) -> NDArray[np.int64]:
+    """Those of the ``likely`` tokens that are in the nucleus, the likeliest first."""
+    likely_weights = weight[likely]
+    order = np.argsort(-likely_weights, kind="stable")
+    before = np.cumsum(likely_weights[order]) - likely_weights[order]
+    return likely[order[before < target]]

@@ -1,9 +1,9 @@
-"""Decodes steps: all branches of all searches through one batch of one policy model.
+"""Decode steps: all branches of all searches in one batch of one policy model.
 
 A branch waits, its prefix is prefilled (once for all siblings that share it), and from the last
 row's logits each sibling samples its own first token and goes on decoding. When a step ends, what
 it computed joins the radix tree, unless it ended the reply. Order, batching and memory decide when
-a token is sampled, never which.
+a token is sampled, never which token.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from search.tree import ROOT, Finish
 
 
 class Scheduler:
-    """The branches of one policy model: waiting, running, and what searches hold."""
+    """Schedules one policy model's branches, waiting and running, and manages the searches' KV."""
 
     def __init__(
         self,
@@ -59,14 +59,14 @@ class Scheduler:
         speculation: SpeculativeDecoder | None = None,
         sample: SampleFunction = sample_requests,
     ) -> None:
-        """``config`` and ``text``: the policy model's; ``speculation``: what drafts, if anything
-        does."""
+        """``config`` and ``text``: the policy model's; ``speculation``: the speculative decoder,
+        None to decode without drafts."""
         self.cache = PrefixCache(options.kv_tokens, options.kv_policy, options.value_params())
         self.batch = Batch(forward, self.cache, limit=options.batch_limit)
         self.searches: dict[str, TrackedSearch] = {}
         self.preemptions = 0
         self.errors = CallErrors()
-        """Calls that get no answer, and searches that are to be aborted and released."""
+        """Errors of calls without an answer, and of searches that the caller must release."""
         self.speculation = speculation
         self._sample = sample
         self.steps = StepBuilder(text)
@@ -93,7 +93,7 @@ class Scheduler:
 
     @property
     def waiting(self) -> int:
-        """Branches that wait for memory, their prefix or a place in the batch."""
+        """Branches that wait for memory, for their prefix, or for a place in the batch."""
         return len(self._queues.waiting)
 
     def expand(
@@ -105,9 +105,9 @@ class Scheduler:
         *,
         foreign: bool = False,
     ) -> None:
-        """Take on a round. Raises EngineError if a branch can never run.
+        """Begin a round. Raises EngineError if a branch can never run.
 
-        ``foreign``: its prefixes do not follow from what was decoded here before.
+        ``foreign``: its prefixes do not continue what was decoded here before.
         """
         limits = {"context": self._context, "kv_tokens": self.cache.capacity}
         tokens = validate_branches(branches, sampling, self._vocab, limits)
@@ -132,24 +132,24 @@ class Scheduler:
             self._finished.append(self._calls.pop(call_id))
 
     def step(self) -> list[ExpandResult]:
-        """One iteration: admit, run one forward pass, sample; the calls that are finished."""
+        """Run one iteration: admit, run one forward pass, sample. Returns the finished calls."""
         if self._queues.waiting:
             self.beam_extension.pause_all()
             self._sample_first(self._queues.admit())
         if not self._queues.waiting and self.batch.sequences:
             self._sample_first(self.beam_extension.fill_idle_places())
-        passed = []
+        branch_logits = []
         for advance in self._run_pass():
             if advance.logits is None:
                 continue
             sequence = advance.sequence
             if isinstance(sequence, BranchSequence):
                 children = [logits for _, logits in advance.children]
-                passed.append((sequence, torch.cat([advance.logits, *children])))
+                branch_logits.append((sequence, torch.cat([advance.logits, *children])))
             elif isinstance(sequence, SharedPrefix):
                 sequence.logits = advance.logits.clone()
                 self._queues.finish(sequence)
-        self._sample_next(passed)
+        self._sample_next(branch_logits)
         if self.speculation:
             self.speculation.end_pass()
         return self._results()
@@ -161,7 +161,7 @@ class Scheduler:
             self.speculation.draft_model.cache.check(self.searches)
 
     def hint(self, tree: str, hint: Hint) -> None:
-        """Free what the search has pruned."""
+        """Free the KV of what a search has pruned."""
         if tree not in self.searches:
             return
         self.beam_extension.mark_dead(tree, hint.dead)
@@ -179,7 +179,7 @@ class Scheduler:
         return [call.id for call in calls if call.tree == tree]
 
     def release(self, tree: str) -> Counters | None:
-        """Let go of a search that runs nothing; what it cost, None if it was never here."""
+        """Release a search that runs nothing; what it cost, None if it is unknown."""
         self.beam_extension.remove_tree(tree)
         self.steps.forget(tree)
         search = self.searches.get(tree)
@@ -209,7 +209,7 @@ class Scheduler:
         return prefix or SharedPrefix(tree, tokens, visited=visited)
 
     def _enqueue(self, tree: str, seqs: Sequence[BranchSequence]) -> None:
-        """Let branches wait with what beam extension has decoded; end those whose step that is."""
+        """Queue branches with what beam extension decoded of them; end those that are complete."""
         finishes = [self.beam_extension.claim(seq) for seq in seqs]
         self.beam_extension.start_round(tree)
         for seq, finish in zip(seqs, finishes, strict=True):
@@ -219,10 +219,10 @@ class Scheduler:
                 self._end_step(seq, finish)
 
     def _run_pass(self) -> list[Advance]:
-        """One forward pass, over draft tokens too where there are some. A branch's last row and its
-        draft's rows count as decoding, the others as prefill."""
-        held = self.speculation.begin_pass(self._queues.running) if self.speculation else set()
-        for sequence in self.batch.schedule(held):
+        """Run one forward pass, including draft tokens. A branch's last row and its draft's rows
+        count as decoding, the others as prefill."""
+        skip = self.speculation.begin_pass(self._queues.running) if self.speculation else set()
+        for sequence in self.batch.schedule(skip):
             if sequence is None:
                 self._abort_youngest()
             elif not sequence.preemptible:
@@ -241,13 +241,13 @@ class Scheduler:
         return advances
 
     def _abort_youngest(self) -> None:
-        """Nothing fits beside what searches hold: the youngest that decodes loses all it has."""
+        """End the youngest decoding search's calls and free its KV; nothing fits beside held KV."""
         assert self.cache.evictor.keeps_held, "a sequence alone does not fit; it was to be refused"
         numbers = {call.tree: self.searches[call.tree].number for call in self._calls.values()}
         tree = max(numbers, key=lambda name: numbers[name])
-        full = KvFull(f"kv_tokens: {self.cache.capacity} are all held for searches")
+        error = KvFull(f"kv_tokens: {self.cache.capacity} are all held for searches")
         for call in self.abort(tree):
-            self.errors.note(CallError(tree, call, full))
+            self.errors.note(CallError(tree, call, error))
         self.cache.retain(tree, ())
 
     def _sample_first(self, seqs: Iterable[BranchSequence]) -> None:
@@ -255,19 +255,20 @@ class Scheduler:
         pairs = [(seq, seq.prefix.logits) for seq in seqs if not seq.output]
         self._sample_next([(seq, logits) for seq, logits in pairs if logits is not None])
 
-    def _sample_next(self, passed: Sequence[tuple[BranchSequence, torch.Tensor]]) -> None:
-        """Sample each branch's next tokens from its logits: (1 + draft tokens, vocab), in their
-        order; and those of the branches that follow it."""
-        for seq, verified, followed in sample_together(self._sample, passed, self._finish_of):
-            if followed.diverged(verified.tokens):
+    def _sample_next(self, branch_logits: Sequence[tuple[BranchSequence, torch.Tensor]]) -> None:
+        """Sample the next tokens of each branch and its followers from the branch's logits:
+        (1 + draft tokens, vocab), in row order."""
+        outcomes = sample_together(self._sample, branch_logits, self._finish_of)
+        for seq, verified, follower_tokens in outcomes:
+            if follower_tokens.diverged(verified.tokens):
                 self._queues.diverge(seq)
             self._record(seq, verified)
-            if followed.counts:
-                self._record_followers(seq, verified, followed)
+            if follower_tokens.counts:
+                self._record_followers(seq, verified, follower_tokens)
 
     def _finish_of(self, seq: BranchSequence) -> Finish | None:
-        """Why a step ends with its last token; None if it goes on. A fault ends it, as a reply
-        ends: nothing follows, and nothing is cached."""
+        """Why a step ends with its last token; None if it goes on. An error ends it as the end of a
+        reply does: nothing follows, and nothing is cached."""
         try:
             return self.steps.finish(seq)
         except Exception as error:  # noqa: BLE001  # as in errors.at, which is slow for every token
@@ -275,7 +276,7 @@ class Scheduler:
             return Finish.END
 
     def _record(self, seq: BranchSequence, verified: VerifiedTokens) -> None:
-        """Count what a branch was given; end the step if it is complete."""
+        """Count a branch's new tokens; end its step if it is complete."""
         self.cache.free_children(verified.draft.children)
         verified.count(self.searches[seq.tree].counters)
         if self.speculation:
@@ -290,17 +291,17 @@ class Scheduler:
             self._end_step(seq, finish)
 
     def _record_followers(
-        self, seq: BranchSequence, verified: VerifiedTokens, followed: FollowerTokens
+        self, seq: BranchSequence, verified: VerifiedTokens, follower_tokens: FollowerTokens
     ) -> None:
-        """Count what a branch's followers were given; who still agrees with it follows on."""
-        counters, tokens = self.searches[seq.tree].counters, sum(followed.counts)
-        counters.deduplicated_tokens += tokens
-        counters.decoded_tokens += tokens
+        """Count followers' new tokens; those that agree follow on, others start or wait alone."""
+        counters, token_count = self.searches[seq.tree].counters, sum(follower_tokens.counts)
+        counters.deduplicated_tokens += token_count
+        counters.decoded_tokens += token_count
         if self.speculation:
-            self.speculation.note_followers(verified, followed)
-        for follower, finish in followed.ended:
+            self.speculation.note_followers(verified, follower_tokens)
+        for follower, finish in follower_tokens.ended:
             self._end_step(follower, finish)
-        for group, (first, *rest) in followed.groups.items():
+        for group, (first, *rest) in follower_tokens.groups.items():
             if seq.live and group == verified.tokens:
                 seq.followers = [first, *rest]
             elif self._queues.start(first) is None:
@@ -309,22 +310,22 @@ class Scheduler:
                 self._queues.requeue((first, *rest))
 
     def _end_step(self, seq: BranchSequence, finish: Finish) -> None:
-        """Record a finished step, and its call if it was the last; a fault is its search's own."""
+        """Record a finished step, and its call if it was the last; an error fails its search."""
         call = seq.call
         with self.errors.at(seq.tree):
             attention = self._file_step(seq, finish)
             call.steps[seq.index] = self.steps.step(seq, finish, attention)
             call.longest = max(call.longest, len(seq.output))
-            call.longest_left = max(call.longest_left, len(seq.output) - seq.extended)
-            if call.done:
-                self.searches[call.tree].passes_saved += call.longest - call.longest_left
+            call.longest_remaining = max(call.longest_remaining, len(seq.output) - seq.extended)
+            if call.complete:
+                self.searches[call.tree].passes_saved += call.longest - call.longest_remaining
                 self._finished.append(self._calls.pop(call.id))
                 ends = any(step is not None and step.finish is Finish.END for step in call.steps)
-                if call.diverged and ends:  # what was shared of these is nobody's
+                if call.diverged and ends:  # nobody needs what the ended branches shared
                     self._retain(call.tree)
 
     def _file_step(self, seq: BranchSequence, finish: Finish) -> tuple[float, ...]:
-        """Tell search, beam extension and eviction of a step; what its end attends to."""
+        """File a step with search, beam extension and eviction; what its last token attends to."""
         tree, branch, path = seq.tree, seq.branch, seq.path()
         if finish is not Finish.END:
             self.searches[tree].name(branch.node, path)
@@ -337,15 +338,15 @@ class Scheduler:
         return evictor.end_step(tree, branch.node, branch.parent, path, confidence)
 
     def _retain(self, tree: str) -> None:
-        """Free what nothing that lives or decodes will read."""
+        """Free the KV that no live node and no waiting branch of a search will read."""
         unfinished = [seq.path() for seq in self._queues.waiting if seq.tree == tree]
-        wanted = [*self.searches[tree].alive(), *unfinished]
-        self.cache.retain(tree, wanted)
+        paths = [*self.searches[tree].alive(), *unfinished]
+        self.cache.retain(tree, paths)
         if self.speculation:
-            self.speculation.draft_model.cache.retain(tree, wanted)
+            self.speculation.draft_model.cache.retain(tree, paths)
 
     def _results(self) -> list[ExpandResult]:
-        """The calls that are finished, but those of searches that are to be aborted."""
+        """Take the finished calls, except those of searches that are to be aborted."""
         finished, results, cache = self._finished, [], self.cache
         for call in finished:
             with self.errors.at(call.tree):
@@ -365,8 +366,8 @@ def scheduler_for(
     speculation: SpeculativeDecoder | None = None,
     sample: SampleFunction = sample_requests,
 ) -> Scheduler:
-    """A scheduler of a policy model, set by ``options``. ``clock``: in seconds, paces drafting;
-    ``speculation``: what drafts in place of what the options say."""
+    """A scheduler for a policy model, configured by ``options``. ``clock``: in seconds, by which
+    draft lengths are chosen; ``speculation``: replaces the speculative decoder of the options."""
     text = Text(options.policy)
     speculation = speculation or load_speculative_decoder(options, text, clock)
     return Scheduler(options, model, config, text, speculation=speculation, sample=sample)

@@ -1,5 +1,5 @@
-"""Sequences: tokens on their way through a model, and where their keys and values lie; the draft
-tokens that a pass verifies with them; the rounds and steps that they are decoded for.
+"""Sequences: tokens that a model computes, and the slots of their keys and values; the draft tokens
+that a pass verifies with them; the rounds and steps that they are decoded for.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ Order = tuple[int, int, int]
 
 TopLogprobs = tuple[tuple[int, float], ...]
 SampledToken = tuple[int, float, float] | tuple[int, float, float, TopLogprobs]
-"""A token with its log-probability and the entropy before it, and the likeliest ones there where
-the sampling asks for them."""
+"""A token, its log-probability, the entropy of its distribution, and, if the sampling asks for
+them, the likeliest tokens."""
 
 
 @dataclass(slots=True, eq=False)
 class DraftChain:
-    """Tokens that may come after the first ``at`` draft tokens along ``parent`` (None: the main
-    chain).
+    """Draft tokens that may come after the first ``at`` draft tokens along ``parent`` (None: the
+    main chain).
 
-    While a pass needs them, its first ``computed`` tokens have keys and values in ``slots``.
+    During a pass, its first ``computed`` tokens have keys and values in ``slots``.
     """
 
     parent: DraftChain | None
@@ -47,16 +47,16 @@ class DraftChain:
 
     @property
     def depth(self) -> int:
-        """Draft tokens from the root of the tree to its end."""
+        """Draft tokens from the root of the tree to the chain's end."""
         return self.at + len(self.tokens)
 
 
 @dataclass(slots=True, eq=False)
 class DraftTree:
-    """``tokens``: the main chain; ``children``: others, each after the one it leaves.
+    """``tokens``: the main chain; ``children``: the other chains, each after its parent.
 
-    The rows of a pass that verifies them stand in this order: the last committed token, the main
-    chain, the children.
+    The rows of the pass that verifies the tree are in this order: the last committed token, the
+    main chain, the children.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -78,7 +78,7 @@ class DraftTree:
                 yield child.tokens[0], child
 
     def row(self, chain: DraftChain | None, depth: int) -> int:
-        """The row of the pass that stands after ``depth`` draft tokens along a chain."""
+        """The pass's row of the ``depth``-th draft token along a chain; 0: the committed token."""
         if chain is None:
             return depth
         before = self.children[: self.children.index(chain)]
@@ -86,18 +86,18 @@ class DraftTree:
 
 
 class TokenSequence:
-    """A token sequence that is computed by one model; what it is computed for, subclasses say.
+    """A sequence of tokens that one model computes. Subclasses say what it is computed for.
 
-    ``order`` says who goes first and who is preempted last; ``size`` is the most tokens it may
-    come to; a ``preemptible`` one runs in idle places and makes room for all others. It is
-    ``live`` from ``begin`` until it is published or dropped, while it has KV of its own or reads
-    the cache's.
+    ``order``: the lowest goes first and is preempted last; ``size``: the most tokens it may have;
+    a ``preemptible`` one runs in idle places and makes room for all others. It is ``live`` from
+    ``begin`` until it is published or dropped, while it has KV of its own or reads the cache's.
 
-    While it is live its first ``shared`` tokens are the radix tree's (locked), the rest is its own.
-    ``tokens`` and ``slots`` are int64 buffers of the final length; of ``length`` tokens
-    ``computed`` have keys and values, ``allocated`` have slots. The last ``draft_count`` of them
-    are the main chain of a draft that a pass is to verify, ``children`` the draft's others. Its
-    private tokens are those from ``shared`` to ``allocated``.
+    While it is live, its first ``shared`` tokens are the radix tree's (locked), the rest its own.
+    ``tokens`` and ``slots`` are int64 buffers of ``size`` entries; of its ``length`` tokens
+    ``computed`` have keys and values, ``allocated`` have slots, and ``cached_at_start`` were cached
+    when it began. The last ``draft_count`` tokens are the main chain of the draft that the next
+    pass verifies, and ``children`` are its other chains. The private tokens are those from
+    ``shared`` to ``allocated``.
     """
 
     anchor: CacheNode
@@ -110,18 +110,18 @@ class TokenSequence:
         self.live = False
         self.tokens = self.slots = EMPTY
         self.length = self.draft_count = 0
-        self.opened = self.shared = self.computed = self.allocated = 0
+        self.cached_at_start = self.shared = self.computed = self.allocated = 0
         self.children: list[DraftChain] = []
 
     def begin(self, tokens: np.ndarray, anchor: CacheNode, cached: np.ndarray) -> None:
-        """It starts from ``tokens``; ``cached``: slots of the first of them, down to ``anchor``."""
+        """Start from ``tokens``; ``cached``: the slots of their prefix that ends at ``anchor``."""
         self.tokens = np.zeros(self.size, dtype=np.int64)
         self.tokens[: len(tokens)] = tokens
         self.slots = np.full(self.size, -1, dtype=np.int64)
         self.slots[: len(cached)] = cached
         self.anchor, self.live = anchor, True
         self.length, self.draft_count, self.children = len(tokens), 0, []
-        self.opened = self.shared = self.computed = self.allocated = len(cached)
+        self.cached_at_start = self.shared = self.computed = self.allocated = len(cached)
 
     @property
     def missing(self) -> int:
@@ -130,12 +130,12 @@ class TokenSequence:
 
     @property
     def committed(self) -> int:
-        """Tokens that are no draft tokens."""
+        """Tokens without the draft tokens."""
         return self.length - self.draft_count
 
     @property
     def private(self) -> np.ndarray:
-        """The slots nobody else reads."""
+        """The slots that only this sequence reads."""
         return self.slots[self.shared : self.allocated]
 
     def append(self, token: int) -> None:
@@ -144,20 +144,19 @@ class TokenSequence:
         self.length += 1
 
     def append_draft(self, token: int) -> None:
-        """Add a token that may turn out wrong."""
+        """Add a draft token."""
         self.append(token)
         self.draft_count += 1
 
     def attach_draft(self, draft: DraftTree) -> None:
-        """Add draft tokens, to be taken back by ``detach_draft`` after the pass that verifies
-        them."""
+        """Add a draft, which ``detach_draft`` removes after the pass that verifies it."""
         for token in draft.tokens:
             self.append_draft(token)
         self.children = draft.children
 
     def detach_draft(self) -> DraftTree:
-        """Take the draft tokens back, and what was computed of them. Its children's slots go with
-        them."""
+        """Remove and return the draft: its main chain is no longer computed, its children keep
+        their slots."""
         committed = self.committed
         draft = DraftTree(self.tokens[committed : self.length].tolist(), self.children)
         self.length, self.draft_count, self.children = committed, 0, []
@@ -166,16 +165,16 @@ class TokenSequence:
 
     def accept(self, token: int, chain: DraftChain | None, depth: int) -> None:
         """Add a sampled token that equals the draft token after ``depth`` others along a chain. Its
-        keys and values are still there: in the sequence's own slot, or in the chain's, which is
-        exchanged."""
+        keys and values are computed already: in the sequence's own slot, or in the chain's slot,
+        which is swapped in."""
         if chain is not None:
-            here, there = self.length, depth - chain.at
-            self.slots[here], chain.slots[there] = chain.slots[there], self.slots[here]
+            i, j = self.length, depth - chain.at
+            self.slots[i], chain.slots[j] = chain.slots[j], self.slots[i]
         self.append(token)
         self.computed += 1
 
     def drafted_before(self) -> list[list[int]]:
-        """The draft tokens that stand before the sample of each row, in the rows' order."""
+        """The draft tokens before each row's sample, in row order."""
         before = [self._drafted_along(None, depth) for depth in range(1 + self.draft_count)]
         for child in self.children:
             depths = range(child.at + 1, child.depth + 1)
@@ -198,16 +197,16 @@ class TokenSequence:
 
 
 def order_of(sequence: TokenSequence) -> Order:
-    """Who goes first: least first."""
+    """A sort key: sequences that go first come first."""
     return sequence.order
 
 
 @dataclass(slots=True, eq=False)
 class ExpandCall:
-    """A round asked for at once, and the steps decoded so far. ``processors``: what its sampling
-    makes of logits, None where that is nothing. ``diverged``: some of its branches decoded the same
-    and then diverged. ``longest``: tokens of its longest step so far, ``longest_left``: the most
-    that a step had left when the round began."""
+    """A round, and its steps decoded so far. ``processors``: how its sampling changes logits, None
+    if not at all. ``diverged``: some of its branches decoded the same and then diverged.
+    ``longest``: tokens of its longest finished step; ``longest_remaining``: the most tokens of such
+    a step that were not decoded before the round began."""
 
     id: int
     number: int
@@ -218,17 +217,17 @@ class ExpandCall:
     processors: LogitsProcessors | None = None
     diverged: bool = False
     longest: int = 0
-    longest_left: int = 0
+    longest_remaining: int = 0
 
     @property
-    def done(self) -> bool:
+    def complete(self) -> bool:
         """Whether every branch has its step."""
         return None not in self.steps
 
 
 @dataclass(frozen=True, slots=True)
 class ExpandResult:
-    """A finished call, and what the KV of its search went through since the last one."""
+    """A finished call, and what happened to its search's KV since the last one."""
 
     call: int
     steps: list[Step]
@@ -239,8 +238,8 @@ class ExpandResult:
 class SharedPrefix(TokenSequence):
     """A distinct prefix of a call, prefilled once for all branches that start from it.
 
-    ``visited``: the search has been here before, so all but the last token once had KV. ``logits``
-    (1, vocab) are those of its last token; ``used``: a branch has started from them.
+    ``visited``: the search decoded this prefix, so all but the last token once had KV. ``logits``
+    (1, vocab): those of its last token; ``used``: a branch has started from them.
     """
 
     def __init__(self, tree: str, tokens: np.ndarray, *, visited: bool) -> None:
@@ -252,9 +251,9 @@ class SharedPrefix(TokenSequence):
 
 
 class BranchSequence(TokenSequence):
-    """A branch and what was decoded of it. ``logprob`` is the sum over the ``output`` tokens;
-    ``preemptible``: no round has asked for it yet; ``extended``: tokens that beam extension had
-    decoded when one did; ``followers``: branches that have decoded the same and share its slots.
+    """A branch and its ``output`` tokens decoded so far; ``logprob``: their sum. ``preemptible``:
+    no round has asked for it yet; ``extended``: tokens that beam extension had decoded when a round
+    asked for it; ``followers``: branches that have decoded the same and share its slots.
     """
 
     def __init__(
@@ -267,7 +266,7 @@ class BranchSequence(TokenSequence):
         *,
         preemptible: bool = False,
     ) -> None:
-        """``index``: of the branch in its call."""
+        """``index``: the branch's index in its call."""
         super().__init__(
             call.tree, order, len(prefix.tokens) + branch.limit, preemptible=preemptible
         )
@@ -283,16 +282,16 @@ class BranchSequence(TokenSequence):
 
     @property
     def position(self) -> int:
-        """Tokens of the prefix and of what was decoded."""
+        """Tokens of the prefix and the output: the position of the next token."""
         return len(self.prefix.tokens) + len(self.output)
 
     @property
-    def left(self) -> int:
-        """The most tokens still to be decoded."""
+    def remaining(self) -> int:
+        """The most tokens that may still be decoded."""
         return self.branch.limit - len(self.output)
 
     def decode(self, sampled: SampledToken) -> int:
-        """Add a token to the step; its id."""
+        """Add a sampled token to the step; returns its id."""
         token, logprob, self.entropy = sampled[:3]
         self.output.append(token)
         self.logprob += logprob
@@ -301,26 +300,26 @@ class BranchSequence(TokenSequence):
         return token
 
     def path(self, drafted: Sequence[int] = ()) -> np.ndarray:
-        """The prefix, what was decoded and what is ``drafted`` after that, int64."""
+        """The token ids of the prefix, the output and then ``drafted``, int64."""
         output = np.asarray([*self.output, *drafted], dtype=np.int64)
         return np.concatenate([self.prefix.tokens, output])
 
 
 class StepBuilder:
-    """Judges the tokens that branches have decoded, and remembers how likely each step was."""
+    """Decides where steps end, builds finished steps, and remembers how likely each one was."""
 
     def __init__(self, text: Text) -> None:
         self._text = text
         self._stops = StopStringTables(text.pieces)
         self._grammars = GrammarMasks(text)
         self._likelihoods: dict[str, dict[bytes, tuple[float, int]]] = {}
-        """By tree and token path (int64): a step's mean log-probability, and its tokens."""
+        """By tree and token path (int64 bytes): a step's mean log-probability and token count."""
 
     def call(
         self, call_id: int, number: int, tree: str, sampling: Sampling, branches: int
     ) -> ExpandCall:
-        """A round of so many steps, with what ends them and what its sampling makes of logits.
-        Raises ValueError for stop strings that are no text, EngineError for a grammar that cannot
+        """A round of ``branches`` steps, with its stop strings and logits processors. Raises
+        ValueError for stop strings that are not valid text, EngineError for a grammar that cannot
         be compiled."""
         stops, processors = self._stops.of(sampling.stop), None
         grammar = None if sampling.grammar is None else self._grammars.of(sampling.grammar)
@@ -331,7 +330,7 @@ class StepBuilder:
 
     def finish(self, seq: BranchSequence) -> Finish | None:
         """Why the step ends with its last token; None if it goes on. Raises EngineError for a reply
-        that nothing could go on with and that does not fit its grammar."""
+        that ends without fitting its grammar."""
         if seq.output[-1] in self._text.eos:
             if seq.call.processors is not None:
                 seq.call.processors.may_end(seq.path()[:-1], seq.branch.seed)
@@ -341,18 +340,18 @@ class StepBuilder:
         return Finish.LENGTH if len(seq.output) == seq.branch.limit else None
 
     def step(self, seq: BranchSequence, finish: Finish, attention: tuple[float, ...] = ()) -> Step:
-        """The step that a branch has come to, with what its end attends to."""
+        """A branch's finished step; ``attention``: what its last token attends to."""
         count = len(seq.output)
         mean = seq.logprob / count
         self._likelihoods.setdefault(seq.tree, {})[seq.path().tobytes()] = mean, count
         text = self._text.decode(seq.output, seq.branch.tokens, last=finish is Finish.END)
-        more = attention, tuple(seq.logprobs)
-        return Step(tuple(seq.output), text, finish, mean, seq.entropy, *more)
+        details = attention, tuple(seq.logprobs)
+        return Step(tuple(seq.output), text, finish, mean, seq.entropy, *details)
 
     def mean_logprob(
         self, tree: str, prompt: Sequence[int], steps: Sequence[Sequence[int]]
     ) -> float:
-        """Mean log-probability a token of steps decoded here. Raises KeyError for others."""
+        """Mean log-probability per token of steps decoded here. Raises KeyError for others."""
         likelihoods, path = self._likelihoods[tree], np.asarray(prompt, dtype=np.int64)
         total, tokens = 0.0, 0
         for step in steps:
@@ -362,5 +361,5 @@ class StepBuilder:
         return total / tokens
 
     def forget(self, tree: str) -> None:
-        """The search is over."""
+        """Forget a search's steps."""
         self._likelihoods.pop(tree, None)

@@ -1,9 +1,9 @@
-/* Which tokens may win a draw: of every token the hash of its noise and, in float32, its weight. The
- * lists are longer than they need be by more than float32 can be off, and who asked looks at each
- * token of them exactly; so no result depends on this file's bits.
+/* List the tokens that may win a draw, by the hash of each token's noise and its weight in float32.
+ * The lists are longer than necessary by more than the error of float32, and the caller computes each
+ * listed token exactly; so no result depends on this file's bits.
  *
- * Vectors are of LANES numbers, whatever the machine has; a row's last ones are filled up with its
- * least logit there is, -INFINITY.
+ * Vectors have LANES numbers, whatever the machine has; the last vector of a row is padded with
+ * -INFINITY.
  */
 #include <math.h>
 #include <stdint.h>
@@ -11,11 +11,11 @@
 
 #define LANES 16
 #define ROOM 1024 /* as in shortlist.py */
-#define TURNS 4 /* vectors that are looked at together */
-#define SUMS 16 /* numbers that are added up in float32 */
+#define TURNS 4 /* vectors that are tested together */
+#define SUMS 16 /* numbers that are summed in float32 */
 #define HASHES 4294967295.0
-#define SPREAD (4294967296.0 * (1 + 1e-4)) /* more than float32 can be off by */
-#define LIGHT 1e-37f /* weights below may be less than float32 says */
+#define SPREAD (4294967296.0 * (1 + 1e-4)) /* with a margin above the error of float32 */
+#define LIGHT 1e-37f /* weights below this may be smaller than float32 can tell */
 
 typedef float vec __attribute__((vector_size(4 * LANES)));
 typedef int32_t ints __attribute__((vector_size(4 * LANES)));
@@ -24,7 +24,7 @@ typedef int64_t halves __attribute__((vector_size(4 * LANES)));
 
 static const ints LANE = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
-/* LANES logits from `first` on, of a row that may end among them. */
+/* LANES logits of a row from `first` on, padded if the row ends before. */
 static inline vec logits_at(const float *row, int64_t first, int64_t vocab) {
     vec x = (vec){0} - INFINITY;
     if (first + LANES <= vocab)
@@ -44,11 +44,11 @@ static inline int any(ints mask) {
     return (h[0] | h[1] | h[2] | h[3] | h[4] | h[5] | h[6] | h[7]) != 0;
 }
 
-/* What is drawn from: logits (rows, vocab); and of each draw (draws): */
+/* The inputs of all draws: logits (rows, vocab); the others have one number per draw. */
 typedef struct {
     const float *logits;
-    const int64_t *rows; /* its row */
-    const int32_t *tokens; /* a token of it; for may_win the row's likeliest */
+    const int64_t *rows; /* the draw's row of logits */
+    const int32_t *tokens; /* a token of that row; for may_win the row's likeliest */
     const float *most; /* the row's highest logit */
     const float *per_heat; /* 1 / temperature */
     const uint64_t *seeds;
@@ -58,7 +58,7 @@ typedef struct {
 
 static inline words rotated(words x, int bits) { return x << bits | x >> (32 - bits); }
 
-/* A word more, as in noise.py: seed's halves, position, token. */
+/* Hash one more word, as in noise.py: the seed's halves, the position, the token. */
 static inline words turned(words state, words word) {
     return rotated(rotated(word * 0xCC9E2D51u, 15) * 0x1B873593u ^ state, 13) * 5 + 0xE6546B64u;
 }
@@ -70,7 +70,7 @@ static inline words finished(words h) {
     return h ^ h >> 16;
 }
 
-/* e^x of numbers up to 0, within 2 units in the last place; e^-87 for what is below -87. */
+/* e^x of numbers up to 0, within 2 units in the last place; e^-87 for x below -87. */
 static inline vec exponential(vec x) {
     x = either(x > -87.0f, x, (vec){0} - 87.0f);
     ints n = __builtin_convertvector(x * 1.44269504f - 0.5f, ints);
@@ -92,10 +92,10 @@ static inline double waiting(uint32_t hash) {
     return log_u < -0x1p-32 ? -log_u : 0x1p-32;
 }
 
-/* The tokens of a draw that may have the highest score with their noise; or, where `all` says so,
- * that may come to what the likeliest one comes to. A token of weight w and -log u waits (-log u) / w,
- * and the one that waits least wins. Returns how many there are, or more than
- * ROOM, of which no more are written. */
+/* List the tokens of a draw that may have the highest noisy score; or, if `all`, those that may score
+ * as high as the likeliest one. A token of weight w and -log u waits (-log u) / w, and the one that
+ * waits least wins. Returns how many there are; if it is more than ROOM, only ROOM of them are
+ * written. */
 static int64_t may_win_one(
     const Draws *c, int64_t draw, int all, int32_t *tokens, uint32_t *token_hashes
 ) {
@@ -135,7 +135,7 @@ static int64_t may_win_one(
     return count;
 }
 
-/* That of all draws: tokens and their hashes (draws, ROOM), and counts (draws). */
+/* may_win_one for all draws: tokens and their hashes (draws, ROOM), and counts (draws). */
 void may_win(
     const Draws *c, const uint8_t *all, int32_t *tokens, uint32_t *hashes, int64_t *counts
 ) {
@@ -145,9 +145,9 @@ void may_win(
             may_win_one(c, draw, all[draw], tokens + draw * ROOM, hashes + draw * ROOM);
 }
 
-/* Of every draw the sum of all weights, and of those that come before its token: the heavier ones,
- * equals by id; and whether other logits are so `near` to the token's that float64 may not tell them
- * apart. (draws) each. */
+/* For each draw, the sum of all weights, and of those before its token: the heavier ones, ties by id;
+ * and whether another logit is within `near` of the token's, so that float64 may not tell them apart.
+ * (draws) each. */
 void weights_before(
     const Draws *c, const float *near, double *totals, double *before, uint8_t *unsure
 ) {

@@ -1,8 +1,8 @@
-"""The tokens of draws, told from the few that ``shortlist.c`` leaves of a vocabulary.
+"""Draw tokens from the short lists of candidates that ``shortlist.c`` makes of a vocabulary.
 
-Compiled code looks at every token in float32, whose errors are bounded; what it lists is looked at
-in float64, and has there the bits that it would have with everything computed. What so few do not
-tell is left to who asks.
+Compiled code tests every token in float32, whose errors are bounded; the tokens that it lists are
+computed in float64, with the bits that they would have if all were computed. Draws that the list
+does not decide are left to the caller.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ Ids = NDArray[np.int64]
 
 SOURCE = Path(__file__).with_suffix(".c")
 ROOM = 1024
-"""Tokens that are listed for a draw, at most."""
+"""Most tokens that are listed for a draw."""
 MILD = 1e-3, 1e3
-"""Temperatures by which float32 can divide without harm to the bounds."""
+"""The lowest and the highest temperature for which the float32 bounds hold."""
 CLOSE = 4e-5
-"""Of what is wanted of a sum: float32 weights are not off by so much."""
+"""Relative error that a sum of float32 weights stays below."""
 APART = 1e-11, 1e-13
-"""Logits that are farther apart have other weights in float64 too: so much, and this times the
-highest one."""
+"""Logits farther apart than the first number plus the second times the highest logit have different
+weights in float64, too."""
 
 
 class Draws(NamedTuple):
-    """What tokens are drawn from, each array (draws,): a row's highest logit ``most``, at its token
-    ``likeliest``, the logarithm ``log_total`` of what exp(logit - most) add up to there, and by
-    ``heat``, the temperature, within the nucleus of ``mass``, under ``seeds`` and ``positions``."""
+    """The draws' inputs, arrays (draws,): the number of the row of logits in ``rows``; the row's
+    highest logit ``most``, its token ``likeliest``, and ``log_total``, the log of its sum of
+    exp(logit - most); the temperature ``heat``, top-p ``mass``, ``seeds`` and ``positions``."""
 
     rows: Ids
     likeliest: Ids
@@ -51,14 +51,14 @@ class Draws(NamedTuple):
     seeds: NDArray[np.uint64]
     positions: Ids
 
-    def some(self, which: Ids) -> Draws:
-        """Those of these numbers."""
+    def some(self, numbers: Ids) -> Draws:
+        """The draws with these numbers."""
         fields: Any = self
-        return Draws(*(field[which] for field in fields))
+        return Draws(*(field[numbers] for field in fields))
 
 
 class _Draws(ctypes.Structure):
-    """``Draws`` of the source."""
+    """``Draws`` of ``shortlist.c``."""
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("logits", "rows", "tokens", "most", "per_heat")),
@@ -71,7 +71,7 @@ class Shortlist:
     """The loaded library."""
 
     def __init__(self, path: Path) -> None:
-        """Raises NotBuilt where the machine's loader does not take it."""
+        """Load the library. Raises NotBuilt if it cannot be loaded."""
         try:
             library = ctypes.CDLL(str(path))
             functions = self._may_win, self._before = library.may_win, library.weights_before
@@ -84,9 +84,9 @@ class Shortlist:
     def may_win(
         self, logits: NDArray[np.float32], draws: Draws
     ) -> tuple[Ids, Ids, NDArray[np.uint32]]:
-        """All tokens that may have the highest score with their noise within the nucleus, and few
-        others: how many each draw has, their ids draw by draw, and the hashes of their noise. None
-        of a draw that has more than ROOM."""
+        """The tokens that may have the highest noisy score within the nucleus, and few others: how
+        many each draw has, their ids draw by draw, and their noise's hashes. A draw with more than
+        ROOM such tokens gets none."""
         cut = (draws.mass < 1).view(np.uint8)
         tokens = np.empty((len(cut), ROOM), dtype=np.int32)
         hashed = np.empty((len(cut), ROOM), dtype=np.uint32)
@@ -100,14 +100,14 @@ class Shortlist:
     def within(
         self, logits: NDArray[np.float32], draws: Draws, tokens: Ids
     ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-        """Whether each draw's token is within its nucleus; and whether it is not."""
+        """Whether each draw's token is surely within its nucleus, and whether it is surely not."""
         near = (APART[0] + APART[1] * np.abs(draws.most)).astype(np.float32)
         total, before = np.empty((2, len(tokens)))
         unsure = np.empty(len(tokens), dtype=np.bool_)
         _call(self._before, logits, draws, tokens, near, total, before, unsure)
-        wanted = draws.mass * total
-        inside = before < wanted * (1 - CLOSE)
-        outside = before > wanted * (1 + CLOSE)
+        target = draws.mass * total
+        inside = before < target * (1 - CLOSE)
+        outside = before > target * (1 + CLOSE)
         return inside & ~unsure, outside & ~unsure
 
 
@@ -118,7 +118,7 @@ def _call(
     tokens: Ids,
     *arrays: NDArray[Any],
 ) -> None:
-    own = (
+    columns = (
         np.ascontiguousarray(logits, np.float32),
         np.ascontiguousarray(draws.rows, np.int64),
         tokens.astype(np.int32),
@@ -127,13 +127,13 @@ def _call(
         np.ascontiguousarray(draws.seeds, np.uint64),
         np.ascontiguousarray(draws.positions, np.int64),
     )
-    call = _Draws(*(array.ctypes.data for array in own), len(tokens), logits.shape[1])
+    call = _Draws(*(array.ctypes.data for array in columns), len(tokens), logits.shape[1])
     function(call, *(array.ctypes.data for array in arrays))
 
 
 @cache
 def shortlist() -> Shortlist | None:
-    """The library, built if need be; None where it cannot be, which is said once."""
+    """The library, built if necessary; None if it cannot be, which is logged once."""
     try:
         library = load(SOURCE, "draws", Shortlist)
         _check(library)
@@ -144,30 +144,30 @@ def shortlist() -> Shortlist | None:
 
 
 def _check(library: Shortlist) -> None:
-    """Raise NotBuilt if it draws otherwise than by the definition."""
+    """Raise NotBuilt if the library draws other tokens than the definition gives."""
     dice, vocab = np.random.default_rng(0), 300
-    each = np.arange(32)
-    logits = dice.normal(0, 1 + each[:, None] % 5, (len(each), vocab)).astype(np.float32)
+    numbers = np.arange(32)
+    logits = dice.normal(0, 1 + numbers[:, None] % 5, (len(numbers), vocab)).astype(np.float32)
     x = logits.astype(np.float64)
     most = x.max(-1)
     log_total = np.log(np.exp(x - most[:, None]).sum(-1))
-    heat, mass = np.where(each % 2, 1.0, 0.7), np.where(each % 3, 0.9, 1.0)
+    heat, mass = np.where(numbers % 2, 1.0, 0.7), np.where(numbers % 3, 0.9, 1.0)
     scores = (x - (most + log_total)[:, None]) / heat[:, None]
     falling = np.argsort(-scores, kind="stable")
     weight = np.take_along_axis(np.exp(scores), falling, -1)
     before = weight.cumsum(-1) - weight
-    kept = (before < mass[:, None] * weight.sum(-1, keepdims=True)) | (mass == 1)[:, None]
-    seeds = each.astype(np.uint64)
-    values = np.take_along_axis(scores + gumbel(seeds, each, vocab), falling, -1)
-    expected = falling[each, np.where(kept, values, -np.inf).argmax(-1)]
-    draws = Draws(each, logits.argmax(-1), most, log_total, heat, mass, seeds, each)
+    in_nucleus = (before < mass[:, None] * weight.sum(-1, keepdims=True)) | (mass == 1)[:, None]
+    seeds = numbers.astype(np.uint64)
+    values = np.take_along_axis(scores + gumbel(seeds, numbers, vocab), falling, -1)
+    expected = falling[numbers, np.where(in_nucleus, values, -np.inf).argmax(-1)]
+    draws = Draws(numbers, logits.argmax(-1), most, log_total, heat, mass, seeds, numbers)
     sampled = _first_within(library, logits, draws)
     if (sampled != expected).any():
-        raise NotBuilt(f"{(sampled != expected).sum()} of {len(each)} draws are wrong")
+        raise NotBuilt(f"{(sampled != expected).sum()} of {len(numbers)} draws are wrong")
 
 
 def shortlist_samples(logits: NDArray[np.float32], draws: Draws) -> Ids:
-    """The token of every draw as ``sample`` describes it, (draws,); -1 where it is not told.
+    """The token of each draw as ``sample`` defines it, (draws,); -1 where it is not decided.
 
     ``logits`` (rows, vocab): finite.
     """
@@ -183,8 +183,8 @@ def shortlist_samples(logits: NDArray[np.float32], draws: Draws) -> Ids:
 
 
 def _first_within(library: Shortlist, logits: NDArray[np.float32], draws: Draws) -> Ids:
-    """That of mild draws. A nucleus holds the likeliest token, and so does its draw's list: what
-    wins is the first of the list that is within."""
+    """``shortlist_samples`` for MILD temperatures. A nucleus and its draw's list both contain the
+    likeliest token, so the listed token with the highest score that is within the nucleus wins."""
     counts, token, hashed = library.may_win(logits, draws)
     draw = np.repeat(np.arange(len(counts)), counts)
     values = logits[draws.rows[draw], token] - draws.most[draw]
@@ -196,11 +196,11 @@ def _first_within(library: Shortlist, logits: NDArray[np.float32], draws: Draws)
     place, listed = ends - counts, counts.nonzero()[0]
     best = np.full(len(counts), -1)
     best[listed] = token[place[listed]]
-    left = listed[draws.mass[listed] < 1]
-    while len(left):
-        inside, outside = library.within(logits, draws.some(left), best[left])
-        best[left[~inside]] = -1
-        left = left[outside & (place[left] + 1 < ends[left])]
-        place[left] += 1
-        best[left] = token[place[left]]
+    undecided = listed[draws.mass[listed] < 1]
+    while len(undecided):
+        inside, outside = library.within(logits, draws.some(undecided), best[undecided])
+        best[undecided[~inside]] = -1
+        undecided = undecided[outside & (place[undecided] + 1 < ends[undecided])]
+        place[undecided] += 1
+        best[undecided] = token[place[undecided]]
     return best

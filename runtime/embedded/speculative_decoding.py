@@ -1,8 +1,8 @@
 """Speculative decoding in rounds (SEED, section 4): a draft model runs ahead, the target verifies.
 
-``scheduled``: all branches that are ready are drafted for in one batch, and verified first come,
-first served, so many at once (1 is the paper's); a verified branch goes back to drafting. Branches
-that share a sequence share its draft and its verification.
+``scheduled``: all ready branches are drafted for in one batch and verified first come, first
+served, ``verify_batch`` at once (the paper's is 1); a verified branch goes back to drafting.
+Branches that share a sequence share its draft and its verification.
 ``serial``: one branch is drafted for and verified until it ends, then the next.
 """
 
@@ -21,7 +21,7 @@ from runtime.text import Text
 
 
 class SpeculativeDecoder:
-    """Which branches are drafted for, and whose drafts are verified next."""
+    """Chooses which branches are drafted for, and whose drafts are verified next."""
 
     def __init__(
         self,
@@ -36,56 +36,56 @@ class SpeculativeDecoder:
         self._verify_batch = 1 if self._serial else options.verify_batch
         self._clock = clock
         self._queue: dict[BranchSequence, DraftTree] = {}
-        self._begun = self._drafted = 0.0
+        self._pass_start = self._draft_end = 0.0
         self._tokens = self._rows = 0
 
     def begin_pass(self, running: Sequence[BranchSequence]) -> set[BranchSequence]:
-        """A pass of the target begins, in which those that come first have their drafts verified;
-        the sequences that are to be held back.
+        """Begin a pass of the target: draft, and attach the drafts that it verifies. Returns the
+        sequences that the pass must leave out.
 
         ``running``: the branches that have a sequence, oldest first.
         """
-        self._begun, self._tokens, self._rows = self._clock(), 0, 0
+        self._pass_start, self._tokens, self._rows = self._clock(), 0, 0
         admitted = running[:1] if self._serial else running
         ready = [seq for seq in admitted if seq.missing == 1]
         verifying = self._draft(ready) if ready else []
-        held = {seq for seq in running if seq not in verifying}
-        held -= {seq for seq in admitted if seq not in ready}
-        self._drafted = self._clock()
-        return held
+        skip = {seq for seq in running if seq not in verifying}
+        skip -= {seq for seq in admitted if seq not in ready}
+        self._draft_end = self._clock()
+        return skip
 
     def note_pass(self, advances: Sequence[Advance]) -> None:
-        """What the pass did: its time counts if every sequence in it samples."""
+        """Note a pass's rows: its time is measured only if every sequence in it samples."""
         if all(advance.logits is not None for advance in advances):
             self._rows = sum(advance.all_rows for advance in advances)
 
     def note_verified(self, verified: VerifiedTokens) -> None:
-        """A branch was given tokens."""
+        """Count the tokens that a branch got."""
         count, ended = len(verified.tokens), verified.finish is not None
         self._tokens += count
         self.draft_length.note_verified(count, verified.tested, verified.accepted, ended=ended)
 
-    def note_followers(self, verified: VerifiedTokens, followed: FollowerTokens) -> None:
-        """Branches that share the sequence of one that was given ``verified`` got theirs."""
-        self._tokens += sum(followed.counts)
-        for count, matching in zip(followed.counts, followed.matching, strict=True):
+    def note_followers(self, verified: VerifiedTokens, follower_tokens: FollowerTokens) -> None:
+        """Count the tokens of the followers of a branch that got ``verified``."""
+        self._tokens += sum(follower_tokens.counts)
+        for count, matching in zip(follower_tokens.counts, follower_tokens.matching, strict=True):
             tested, accepted = min(count, verified.tested), min(matching, verified.accepted)
             self.draft_length.followers.test(tested, accepted)
 
     def end_pass(self) -> None:
-        """The tokens of the pass have been sampled."""
+        """End a pass whose tokens have been sampled, and record its time."""
         if self._rows:
             end = self._clock()
-            self.draft_length.target.add(self._rows, end - self._drafted)
-            self.draft_length.note_round(self._tokens, end - self._begun)
+            self.draft_length.target.add(self._rows, end - self._draft_end)
+            self.draft_length.note_round(self._tokens, end - self._pass_start)
 
     def end(self, seq: BranchSequence, *, publish: bool) -> None:
-        """A branch has ended or was preempted."""
+        """Forget a branch that has ended or was preempted; see ``DraftModel.end``."""
         self._queue.pop(seq, None)
         self.draft_model.end(seq, publish=publish)
 
     def _draft(self, ready: Sequence[BranchSequence]) -> list[BranchSequence]:
-        """Draft for those that have no drafts yet; attach theirs to the first in the queue."""
+        """Draft for ready branches without a draft; attach theirs to the next in the queue."""
         at_once = min(self._verify_batch or len(ready), len(ready))
         length, branches = self.draft_length.plan(
             len(ready),
@@ -94,12 +94,12 @@ class SpeculativeDecoder:
             sum(len(seq.followers) for seq in ready) / len(ready),
         )
         new = [seq for seq in ready if seq not in self._queue]
-        lengths = {seq: min(length, seq.left - 1) for seq in new[:branches]}
+        lengths = {seq: min(length, seq.remaining - 1) for seq in new[:branches]}
         drafts = self.draft_model.propose(
             {seq: self.draft_length.widths(n) for seq, n in lengths.items() if n}
         )
         self._queue |= {seq: drafts.get(seq) or DraftTree() for seq in new}
-        if branches < len(ready):  # a trial, or none: nobody waits for it
+        if branches < len(ready):  # a trial, or no drafts: no branch waits for others' drafts
             at_once = len(ready)
         verifying = list(self._queue)[:at_once]
         for seq in verifying:
@@ -113,9 +113,10 @@ def load_speculative_decoder(
     clock: Callable[[], float],
     model: type[DraftModel] = DraftModel,
 ) -> SpeculativeDecoder | None:
-    """None where nothing is to draft. Raises ValueError for a draft with another tokenizer.
+    """The decoder of ``options``; None if they do not draft. Raises ValueError if the draft model's
+    tokenizer differs from the policy's.
 
-    The draft model's arithmetic need not be exact: what it proposes is never part of an answer.
+    The draft model's arithmetic need not be exact, because no answer depends on its proposals.
     """
     if options.draft == "off" or options.draft_model is None:
         return None

@@ -1,5 +1,5 @@
-"""Calls for embeddings, worked off a piece at a time so that decoding goes on beside them; and the
-policy model's own hidden states as vectors, each step read alone, from position 0."""
+"""Embed steps, one piece of a call per iteration so that decoding goes on beside it; and the policy
+model's own hidden states as vectors, each step read alone, from position 0."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PIECE_TOKENS = 256
 
 @dataclass(slots=True, eq=False)
 class EmbedCall:
-    """Steps to embed together, and the vectors of the first of them."""
+    """Steps to embed, and the vectors of those that are done."""
 
     id: int
     tree: str
@@ -32,19 +32,19 @@ class EmbedCall:
 
 
 class StepEmbedder:
-    """First come, first served. Each step is embedded alone, whatever is beside it in a piece."""
+    """Embeds calls first come, first served. A step's vector does not depend on its piece."""
 
     def __init__(
         self,
         embed: Callable[[Sequence[StepWords]], list[Vector]],
         charge: Callable[[str, Sequence[StepWords]], None],
     ) -> None:
-        """``charge`` adds what a piece costs to the search it is for."""
+        """``charge`` adds the cost of a piece to its search."""
         self._embed = embed
         self._charge = charge
         self._calls: list[EmbedCall] = []
         self.errors = CallErrors()
-        """The calls that get no vectors, and why."""
+        """Errors of the calls that get no vectors."""
 
     @property
     def busy(self) -> bool:
@@ -52,29 +52,29 @@ class StepEmbedder:
         return bool(self._calls)
 
     def embed(self, call_id: int, tree: str, steps: Sequence[StepWords]) -> None:
-        """Take on a call."""
+        """Queue a call."""
         self._calls.append(EmbedCall(call_id, tree, steps))
 
     def step(self) -> list[tuple[int, list[Vector]]]:
-        """One iteration: embed a piece of the oldest call; that call and its vectors if it is
-        finished."""
+        """Run one iteration: embed a piece of the oldest call. Returns that call and its vectors if
+        it is finished."""
         call = self._calls[0]
         piece = _piece(call.steps[len(call.vectors) :])
-        done = []
+        answers = []
         with self.errors.at(call.tree, call.id):  # a piece is one call's alone
             call.vectors += self._embed(piece) if piece else []
             self._charge(call.tree, piece)
             if len(call.vectors) < len(call.steps):
                 return []
-            done = [(call.id, call.vectors)]
+            answers = [(call.id, call.vectors)]
         del self._calls[0]
-        return done
+        return answers
 
     def abort(self, tree: str) -> list[int]:
         """Stop embedding for a search; the ids of the calls that get no answer."""
-        stopped = [call.id for call in self._calls if call.tree == tree]
+        calls = [call.id for call in self._calls if call.tree == tree]
         self._calls = [call for call in self._calls if call.tree != tree]
-        return stopped
+        return calls
 
 
 def _piece(steps: Sequence[StepWords]) -> Sequence[StepWords]:
@@ -87,14 +87,14 @@ def _piece(steps: Sequence[StepWords]) -> Sequence[StepWords]:
 
 
 class HiddenStates:
-    """The mean over a step's tokens of the normalised residual stream after one layer.
+    """Embeds a step as the mean over its tokens of the normalised residual stream after one layer.
 
-    A KV store of its own, so that nothing of a search is touched. In exact mode a step's bits do
-    not depend on the steps read beside it.
+    It has its own KV store, so that no search's KV is touched. In exact mode a step's bits do not
+    depend on the steps read beside it.
     """
 
     def __init__(self, forward: Forward, layer: int | None = None) -> None:
-        """``layer``: read after so many layers, by default half of them."""
+        """``layer``: the number of layers to read after, by default half of them."""
         self._forward = forward
         self._config = forward.config
         self.layer = middle_layer(self._config.layers) if layer is None else layer
@@ -105,7 +105,8 @@ class HiddenStates:
         self._slots = 0
 
     def embed_steps(self, steps: Sequence[Sequence[int]]) -> list[tuple[float, ...]]:
-        """A vector (hidden,) a step. Raises EngineError for ids that the model does not have."""
+        """A vector (hidden,) for each step. Raises EngineError for ids that the model does not
+        have, and for a step that exceeds the context."""
         for step in steps:
             must_be_ids("steps", step, self._config.vocab)
             if len(step) > self._config.context:
@@ -122,7 +123,7 @@ class HiddenStates:
         return [tuple((part.sum(axis=0) / len(part)).tolist()) for part in parts]
 
     def flops(self, steps: Sequence[Sequence[int]]) -> float:
-        """What reading the steps costs: the layers up to the one read, no head."""
+        """The FLOPs of reading the steps: the layers up to the one read, without the head."""
         tokens = sum(len(step) for step in steps)
         contexts = sum(len(step) * (len(step) + 1) // 2 for step in steps)
         return replace(self._config, layers=self.layer).flops(tokens, contexts, 0)
@@ -136,9 +137,9 @@ class HiddenStates:
 def load_embedder(
     options: EngineOptions, policy: Forward, searches: Mapping[str, TrackedSearch]
 ) -> StepEmbedder | None:
-    """What ``options.embedder`` names; None for what needs no model of this process.
+    """The embedder that ``options`` name; None for one that needs no model in this process.
 
-    ``searches``: of the searches in flight, to which reading hidden states is charged.
+    ``searches``: the running searches, which are charged for reading hidden states.
     """
     if options.embedder == "hidden":
         hidden = HiddenStates(policy, options.embedder_layer)

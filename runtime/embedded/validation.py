@@ -1,7 +1,7 @@
-"""What ends a call alone: a value that no message may hold, and what is raised at its work.
+"""Errors that end a single call: invalid values in its message, and exceptions while it runs.
 
-Whoever sent a message, only what is sound in it is worked on; all checks raise EngineError, which
-names the field, what it is and what is needed.
+Messages are checked whoever sent them. All checks raise EngineError, which names the field, its
+value and what is needed.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ MOST_NODES = 1 << 22
 LARGEST = (1 << 63) - 1
 SEEDS = (1 << 64) - 1
 TINY, FINITE = math.ulp(0.0), sys.float_info.max
-"""The least number above 0, and the largest that is finite."""
+"""The smallest number above 0, and the largest finite one."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallError:
-    """What failed for a tree, None for no tree that could be told; ``call``: at taking on or
-    answering this one."""
+    """An error of a tree, None if the tree is unknown; ``call``: the call that was being begun or
+    answered, None for other work."""
 
     tree: str | None
     call: int | None
@@ -62,21 +62,21 @@ class CallError:
 
 
 class CallErrors:
-    """The errors that nobody has looked at yet: one of each call, and one of each tree."""
+    """Errors that have not been taken yet: at most one per tree, beside those that name a call."""
 
     def __init__(self) -> None:
         self._errors: list[CallError] = []
 
     @contextmanager
     def at(self, tree: str | None, call: int | None = None) -> Iterator[None]:
-        """What is raised within has to do with this tree alone: it is noted and goes no further."""
+        """Catch exceptions of the ``with`` block and note them as errors of this tree alone."""
         try:
             yield
         except Exception as error:  # noqa: BLE001  # whatever it is
             self.note(CallError(tree, call, error))
 
     def note(self, error: CallError) -> None:
-        """Keep an error until somebody looks."""
+        """Keep an error until ``take``."""
         if error.call is not None or error.tree not in self:
             self._errors.append(error)
 
@@ -84,31 +84,31 @@ class CallErrors:
         return any(error.tree == tree for error in self._errors)
 
     def take(self) -> Iterator[CallError]:
-        """Those since the last look."""
+        """The errors since the last call."""
         errors, self._errors = self._errors, []
         return iter(errors)
 
 
 def check(message: object) -> None:
-    """Raise EngineError for a message that is none, or holds what no message does.
+    """Raise EngineError for what is not a message, or for a message with invalid values.
 
-    The branches and the sampling of a round are looked at where they are taken on.
+    A round's branches and sampling are checked where the round begins.
     """
     if not isinstance(message, Expand | Score | Embed | TreeHint | Release | Ping):
         raise EngineError(f"message: {in_words(message)}; one of the engine's is needed")
     if not isinstance(message, TreeHint):
-        whole("call", message.call, 0, LARGEST)
+        check_whole("call", message.call, 0, LARGEST)
     if not isinstance(message, Ping):
-        name("tree", message.tree)
+        check_name("tree", message.tree)
     match message:
         case Score(_, _, prompt, question, trajectories):
-            ids("prompt", prompt)
-            text("question", question)
+            check_ids("prompt", prompt)
+            check_text("question", question)
             _check_trajectories(trajectories)
         case Embed(_, _, steps):
-            for step in each("steps", steps, StepWords):
-                ids("steps", step.tokens)
-                text("texts", step.text)
+            for step in check_tuple("steps", steps, StepWords):
+                check_ids("steps", step.tokens)
+                check_text("texts", step.text)
         case TreeHint(_, hint):
             _check_hint(hint)
         case _:
@@ -116,26 +116,26 @@ def check(message: object) -> None:
 
 
 def in_words(value: object) -> str:
-    """A value in few words, whatever it is."""
+    """A short description of any value, for error messages."""
     if isinstance(value, int) and value.bit_length() > 64:
         return f"a number of {value.bit_length()} bits"
     return str(value) if isinstance(value, int | float) else type(value).__name__
 
 
-def whole(field: str, value: object, least: int, most: int) -> None:
-    """A whole number from ``least`` to ``most``."""
+def check_whole(field: str, value: object, least: int, most: int) -> None:
+    """Check that ``value`` is a whole number from ``least`` to ``most``."""
     if type(value) is not int or not least <= value <= most:
         raise EngineError(f"{field}: {in_words(value)}; from {least} to {most} is needed")
 
 
-def real(field: str, value: object, least: float, most: float, needed: str) -> None:
-    """A number from ``least`` to ``most``, which are finite; ``needed`` says it in words."""
+def check_real(field: str, value: object, least: float, most: float, needed: str) -> None:
+    """Check that ``value`` is from ``least`` to ``most``; ``needed``: the finite range in words."""
     if type(value) not in (int, float) or not least <= value <= most:  # type: ignore[operator]
         raise EngineError(f"{field}: {in_words(value)}; {needed} is needed")
 
 
-def text(field: str, value: object) -> None:
-    """Text that has bytes."""
+def check_text(field: str, value: object) -> None:
+    """Check that ``value`` is text that UTF-8 can encode."""
     if not isinstance(value, str):
         raise EngineError(f"{field}: {in_words(value)}; text is needed")
     try:
@@ -145,15 +145,15 @@ def text(field: str, value: object) -> None:
         raise EngineError(f"{field}: holds {half}; whole ones are needed") from None
 
 
-def name(field: str, value: object) -> None:
-    """A tree's name."""
-    text(field, value)
+def check_name(field: str, value: object) -> None:
+    """Check that ``value`` is a tree's name: text without zero bytes."""
+    check_text(field, value)
     if "\0" in str(value):
         raise EngineError(f"{field}: holds a zero byte; none is allowed")
 
 
-def each(field: str, values: object, kind: type[T], most: int = MOST_AT_ONCE) -> Sequence[T]:
-    """``values``, if they are a tuple of at most ``most`` of this kind."""
+def check_tuple(field: str, values: object, kind: type[T], most: int = MOST_AT_ONCE) -> Sequence[T]:
+    """Check that ``values`` are a tuple of at most ``most`` of this kind, and return them."""
     if not isinstance(values, tuple):
         raise EngineError(f"{field}: {in_words(values)}; a tuple is needed")
     if len(values) > most:
@@ -164,8 +164,8 @@ def each(field: str, values: object, kind: type[T], most: int = MOST_AT_ONCE) ->
     return values
 
 
-def ids(field: str, tokens: object) -> NDArray[np.int64]:
-    """Token ids, whole numbers of at most 64 bits, as an array (n,)."""
+def check_ids(field: str, tokens: object) -> NDArray[np.int64]:
+    """Check that ``tokens`` are whole numbers of at most 64 bits; returns them as an array (n,)."""
     return _whole_numbers(field, tokens, "whole numbers are needed as token ids")
 
 
@@ -185,21 +185,22 @@ def _whole_numbers(field: str, values: object, needed: str) -> NDArray[np.int64]
 
 def _check_trajectories(trajectories: object) -> None:
     checked: set[int] = set()
-    trajectories = each("trajectories", trajectories, Trajectory)
-    for one in trajectories:
-        whole("node", one.node, 0, MOST_NODES)
-        whole("seed", one.seed, 0, SEEDS)
-        steps, texts = each("steps", one.steps, tuple), each("texts", one.texts, str)
-        one.check_steps()
+    trajectories = check_tuple("trajectories", trajectories, Trajectory)
+    for trajectory in trajectories:
+        check_whole("node", trajectory.node, 0, MOST_NODES)
+        check_whole("seed", trajectory.seed, 0, SEEDS)
+        steps = check_tuple("steps", trajectory.steps, tuple)
+        texts = check_tuple("texts", trajectory.texts, str)
+        trajectory.check_steps()
         if len(steps) != len(texts):
             raise EngineError(f"texts: {len(texts)} for {len(steps)} steps; as many are needed")
         for step, words in zip(steps, texts, strict=True):
-            if id(step) not in checked:  # those above a fork are one and the same
+            if id(step) not in checked:  # trajectories share the steps above their fork
                 checked.add(id(step))
-                ids("steps", step)
+                check_ids("steps", step)
             if id(words) not in checked:
                 checked.add(id(words))
-                text("texts", words)
+                check_text("texts", words)
     tokens = sum(map(tokens_of, trajectories))
     if tokens > MOST_TO_SCORE and len(trajectories) > 1:
         raise EngineError(f"steps: {tokens} tokens; at most {MOST_TO_SCORE} are allowed at once")
@@ -212,7 +213,7 @@ def _check_hint(hint: object) -> None:
         _nodes(field, getattr(hint, field))
     _nodes("values", tuple(hint.values))
     for value in hint.values.values():
-        real("values", value, 0, 1, "from 0 to 1")
+        check_real("values", value, 0, 1, "from 0 to 1")
 
 
 def _nodes(field: str, nodes: object) -> None:
@@ -223,16 +224,16 @@ def _nodes(field: str, nodes: object) -> None:
 
 MOST_STOPS = 32
 STOP_BYTES = 1 << 16
-"""Of all stop strings together; a table costs what these cost."""
+"""Most bytes of all stop strings together; a table's cost grows with them."""
 
 
 def validate_branches(
     branches: Sequence[Branch], sampling: Sampling, vocab: int, rooms: Mapping[str, int]
 ) -> list[NDArray[np.int64]]:
-    """The prefix of each branch, as an array; those of the same tuple are one.
+    """The prefix of each branch as an array; branches with the same tuple share it.
 
-    Raises EngineError for a branch or a sampling that nothing can be decoded by. ``vocab``: token
-    ids are below it; ``rooms``: what a prefix and its step must fit, by name.
+    Raises EngineError for an invalid branch or sampling. ``vocab``: token ids are below it;
+    ``rooms``: limits, by name, for the tokens of a prefix and its step.
     """
     _check_sampling(sampling, vocab)
     prefixes: dict[int, NDArray[np.int64]] = {}
@@ -258,8 +259,8 @@ def validate_branches(
 def must_be_ids(
     field: str, tokens: Sequence[int] | NDArray[np.int64], vocab: int
 ) -> NDArray[np.int64]:
-    """``tokens``, some ids of a model with ``vocab`` of them, as an array. Raises EngineError."""
-    array = ids(field, tokens)
+    """Check that ``tokens`` are ids below ``vocab``, at least one; returns them as an array."""
+    array = check_ids(field, tokens)
     if not len(array):
         raise EngineError(f"{field}: empty; at least one token id is needed")
     for token in (array.min(), array.max()):
@@ -268,26 +269,26 @@ def must_be_ids(
     return array
 
 
-def must_fit(tokens: int, rooms: Mapping[str, int], what: str) -> None:
-    """Raise PrefixTooLong, "``what`` NAME of ROOM", for the first room too small for ``tokens``."""
+def must_fit(tokens: int, rooms: Mapping[str, int], subject: str) -> None:
+    """Raise PrefixTooLong, "``subject`` NAME of ROOM", for the first room below ``tokens``."""
     for name, room in rooms.items():
         if tokens > room:
-            raise PrefixTooLong(f"{what} {name} of {room}")
+            raise PrefixTooLong(f"{subject} {name} of {room}")
 
 
 def _check_sampling(sampling: Sampling, vocab: int) -> None:
     if not isinstance(sampling, Sampling):
         raise EngineError(f"sampling: {type(sampling).__name__}; Sampling is needed")
-    real("temperature", sampling.temperature, 0, FINITE, "0 or more")
-    real("top_p", sampling.top_p, TINY, 1, "more than 0 and at most 1")
-    whole("max_step_tokens", sampling.max_step_tokens, 1, LARGEST)
+    check_real("temperature", sampling.temperature, 0, FINITE, "0 or more")
+    check_real("top_p", sampling.top_p, TINY, 1, "more than 0 and at most 1")
+    check_whole("max_step_tokens", sampling.max_step_tokens, 1, LARGEST)
     _check_logits_params(sampling.logits, vocab)
-    whole("prompt_tokens", sampling.prompt_tokens, 0, LARGEST)
+    check_whole("prompt_tokens", sampling.prompt_tokens, 0, LARGEST)
     if sampling.logprobs is not None:
-        whole("logprobs", sampling.logprobs, 0, vocab)
+        check_whole("logprobs", sampling.logprobs, 0, vocab)
     if sampling.grammar is not None:
-        text("grammar", sampling.grammar)
-    stops = each("stop", sampling.stop, str, MOST_STOPS)
+        check_text("grammar", sampling.grammar)
+    stops = check_tuple("stop", sampling.stop, str, MOST_STOPS)
     try:
         size = sum(map(len, encode_stops(stops)))
     except ValueError as error:
@@ -299,35 +300,35 @@ def _check_sampling(sampling: Sampling, vocab: int) -> None:
 def _check_logits_params(params: LogitsParams, vocab: int) -> None:
     if not isinstance(params, LogitsParams):
         raise EngineError(f"logits: {in_words(params)}; LogitsParams are needed")
-    whole("top_k", params.top_k, -1, LARGEST)
-    real("min_p", params.min_p, 0, 1, "from 0 to 1")
-    whole("min_tokens", params.min_tokens, 0, LARGEST)
-    real("repetition_penalty", params.repetition_penalty, TINY, FINITE, "more than 0")
+    check_whole("top_k", params.top_k, -1, LARGEST)
+    check_real("min_p", params.min_p, 0, 1, "from 0 to 1")
+    check_whole("min_tokens", params.min_tokens, 0, LARGEST)
+    check_real("repetition_penalty", params.repetition_penalty, TINY, FINITE, "more than 0")
     for field in ("presence_penalty", "frequency_penalty"):
-        real(field, getattr(params, field), -FINITE, FINITE, "a finite number")
-    for pair in each("logit_bias", params.logit_bias, tuple, vocab):
+        check_real(field, getattr(params, field), -FINITE, FINITE, "a finite number")
+    for pair in check_tuple("logit_bias", params.logit_bias, tuple, vocab):
         if len(pair) != 2:
             raise EngineError(f"logit_bias: {len(pair)} in one; a token id and a number are needed")
-        whole("logit_bias", pair[0], 0, vocab - 1)
-        real("logit_bias", pair[1], -FINITE, FINITE, "a finite number")
+        check_whole("logit_bias", pair[0], 0, vocab - 1)
+        check_real("logit_bias", pair[1], -FINITE, FINITE, "a finite number")
 
 
 def _check_branch(branch: Branch, sampling: Sampling) -> None:
-    whole("parent", branch.parent, 0, MOST_NODES)
-    whole("child", branch.child, 0, LARGEST)
-    whole("seed", branch.seed, 0, SEEDS)
-    whole("node", branch.node, -LARGEST, MOST_NODES)
-    whole("limit", branch.limit, 1, sampling.max_step_tokens)
+    check_whole("parent", branch.parent, 0, MOST_NODES)
+    check_whole("child", branch.child, 0, LARGEST)
+    check_whole("seed", branch.seed, 0, SEEDS)
+    check_whole("node", branch.node, -LARGEST, MOST_NODES)
+    check_whole("limit", branch.limit, 1, sampling.max_step_tokens)
     if branch.ahead is not None:
         _check_ahead(branch.ahead)
 
 
 def _check_ahead(ahead: Ahead) -> None:
-    """Beam extension may begin children: their seeds follow from 32-bit places on a path."""
+    """Check what beam extension begins children by; child indices on a path must have 32 bits."""
     if not isinstance(ahead, Ahead):
         raise EngineError(f"ahead: {type(ahead).__name__}; Ahead is needed")
-    whole("ahead.seed", ahead.seed, 0, SEEDS)
-    whole("ahead.children", ahead.children, -LARGEST, (1 << 32) - 1)
-    whole("ahead.room", ahead.room, -LARGEST, LARGEST)
-    for place in each("ahead.path", ahead.path, int):
-        whole("ahead.path", place, 0, (1 << 32) - 1)
+    check_whole("ahead.seed", ahead.seed, 0, SEEDS)
+    check_whole("ahead.children", ahead.children, -LARGEST, (1 << 32) - 1)
+    check_whole("ahead.room", ahead.room, -LARGEST, LARGEST)
+    for place in check_tuple("ahead.path", ahead.path, int):
+        check_whole("ahead.path", place, 0, (1 << 32) - 1)
