@@ -86,7 +86,7 @@ class SplitLoad:
         return self.own or self.length
 
     @property
-    def grown(self) -> int:
+    def grown_tokens(self) -> int:
         """Tokens that a sequence stores for itself once it has grown."""
         return self.own_grown or self.stored + self.new
 
@@ -173,7 +173,7 @@ def offloaded(
     split = _split(generator, verifier, device, load, both, verifier_bytes, batch, keeps)
     if split is None:
         return None
-    waves = split.generator_batch * load.grown * generator.kv_bytes
+    waves = split.generator_batch * load.grown_tokens * generator.kv_bytes
     return split.seconds + 2 * (verifier_bytes + waves) / device.host_bandwidth
 
 
@@ -207,7 +207,7 @@ def _split(
 ) -> KvSplit | None:
     """The split with ``verifier_bytes``; None if the rest holds no sequence of the generator."""
     rest, n = budget - verifier_bytes, load.sequences
-    generator_batch = min(n, rest // (load.grown * generator.kv_bytes))
+    generator_batch = min(n, rest // (load.grown_tokens * generator.kv_bytes))
     if generator_batch < 1:
         return None
     shared_tokens = load.length - load.stored
@@ -244,7 +244,8 @@ def _with_rest_shared(
     each needs; else the split as it is."""
     if min(split.verifier_batch, split.generator_batch) < load.sequences:
         return split
-    verifying, generating = load.stored * verifier.kv_bytes, load.grown * generator.kv_bytes
+    verifying = load.stored * verifier.kv_bytes
+    generating = load.grown_tokens * generator.kv_bytes
     verifier_bytes = budget * verifying // (verifying + generating)
     return replace(split, verifier_bytes=verifier_bytes, generator_bytes=budget - verifier_bytes)
 
@@ -256,6 +257,6 @@ def _slower(flops: float, traffic: float, device: DevicePeaks) -> tuple[float, s
 
 def _needed(generator: ModelCosts, verifier: ModelCosts, load: SplitLoad, budget: int) -> str:
     verifying = load.stored * verifier.kv_bytes
-    generating = load.grown * generator.kv_bytes
+    generating = load.grown_tokens * generator.kv_bytes
     needed = f"{verifying} to verify and {generating} to generate"
     return f"budget: {budget} bytes; one sequence needs {needed}"
