@@ -29,7 +29,7 @@ HEADROOM = 4
 PREEMPTIBLE_ROWS = 8
 """Most rows that a preemptible sequence may start with; more means its prefix is not cached."""
 WORTH_SHARING = 8
-"""Shared tokens that another sequence is computing, from which on waiting for them pays."""
+"""The fewest tokens of a common prefix for which a sequence waits while another computes them."""
 
 
 class Refusal(Enum):

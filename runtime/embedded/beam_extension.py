@@ -83,7 +83,7 @@ class BeamExtension:
         self._arrivals = 0
 
     def enqueue(self, seq: BranchSequence, path: np.ndarray) -> None:
-        """Queue a branch's children, if they may be decoded early; its step has ended ``path``."""
+        """Queue the children of a branch whose step ended ``path``, if they may be begun early."""
         ahead, tree = seq.branch.ahead, seq.tree
         if not self._on or ahead is None or not self._worthwhile(tree):
             return
@@ -249,7 +249,7 @@ class BeamExtension:
         queue, skipped, started = self._children.get(tree, []), [], None
         while queue and started is None:
             place, beam = heappop(queue)
-            if self._beams.get(tree, {}).get(beam.seq.branch.node) is not beam:  # dead since
+            if self._beams.get(tree, {}).get(beam.seq.branch.node) is not beam:  # it has died
                 continue
             if beam.prefix.live:
                 skipped.append((place, beam))

@@ -155,11 +155,11 @@ class DraftModel:
         self._prefixes.add(sequence)
         return True
 
-    def _grow(self, advances: Sequence[tuple[DraftTreeBuilder, Advance]]) -> None:
+    def _grow(self, pairs: Sequence[tuple[DraftTreeBuilder, Advance]]) -> None:
         """Extend each draft by what the draft model proposes after this pass."""
         tips: list[DraftTip] = []
         rows: list[torch.Tensor] = []
-        for builder, advance in advances:
+        for builder, advance in pairs:
             if advance.logits is not None:
                 tips.append((builder, None))
                 rows.append(advance.logits[-1:])

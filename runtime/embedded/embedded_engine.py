@@ -1,4 +1,4 @@
-"""The embedded engine as the server sees it: ``search.engine.Engine`` over a process of its own."""
+"""The embedded engine as the server sees it: ``search.engine.Engine`` over its own process."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ class Embed:
 
 @dataclass(frozen=True, slots=True)
 class TreeHint:
-    """A hint; not answered."""
+    """A hint about a tree; it is not answered."""
 
     tree: str
     hint: Hint

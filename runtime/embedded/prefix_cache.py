@@ -31,7 +31,7 @@ class KvPool:
         return self._stack[self.available : self.available + count][::-1].copy()
 
     def free(self, slots: np.ndarray) -> None:
-        """Return slots."""
+        """Give slots back."""
         assert self.available + len(slots) <= self.capacity, "a slot was returned twice"
         self._stack[self.available : self.available + len(slots)] = slots
         self.available += len(slots)

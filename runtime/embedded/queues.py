@@ -72,7 +72,7 @@ class SequenceQueues:
 
     @property
     def running(self) -> list[BranchSequence]:
-        """The branches of rounds, without beam extension's, that have a sequence, oldest first."""
+        """The branches with a sequence that rounds have asked for, oldest first."""
         sequences = [sequence for sequence in self._batch.sequences if not sequence.preemptible]
         return [sequence for sequence in sequences if isinstance(sequence, BranchSequence)]
 

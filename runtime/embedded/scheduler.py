@@ -331,7 +331,7 @@ class Scheduler:
             self.searches[tree].name(branch.node, path)
             self.beam_extension.enqueue(seq, path)
         evictor = self.cache.evictor
-        if finish is Finish.END or branch.node < ROOT:  # a verdict is nobody's parent
+        if finish is Finish.END or branch.node < ROOT:  # nothing follows a verdict
             evictor.remove_step(tree, branch.node)
             return ()
         confidence = confidence_of_entropy(seq.entropy, self._vocab)

@@ -61,7 +61,7 @@ class StepEmbedder:
         call = self._calls[0]
         piece = _piece(call.steps[len(call.vectors) :])
         answers = []
-        with self.errors.at(call.tree, call.id):  # a piece is one call's alone
+        with self.errors.at(call.tree, call.id):  # a piece is of one call only
             call.vectors += self._embed(piece) if piece else []
             self._charge(call.tree, piece)
             if len(call.vectors) < len(call.steps):

@@ -226,8 +226,8 @@ class TorchRows:
         normalise(stream, self._eps, out)
 
     def project(self, projected: Tensor, layer: Layer, number: int) -> None:
-        """Make a layer's ``projected`` (rows, heads and twice the key heads) its queries, and new
-        keys and values in the store."""
+        """Turn a layer's ``projected`` (rows, heads and twice the key heads) into its queries, and
+        write the new keys and values to the store."""
         if layer.qkv_bias is not None:
             projected.add_(layer.qkv_bias)
         heads = projected.view(len(projected), -1, self.query.shape[2])
@@ -281,8 +281,8 @@ class NativeRows:
         self._library.norm(call)
 
     def project(self, projected: Tensor, layer: Layer, number: int) -> None:
-        """Make a layer's ``projected`` (rows, heads and twice the key heads) its queries, and new
-        keys and values in the store."""
+        """Turn a layer's ``projected`` (rows, heads and twice the key heads) into its queries, and
+        write the new keys and values to the store."""
         call, store = self._projection, self._store
         call.projected = projected.data_ptr()
         call.bias = _address(layer.qkv_bias)
