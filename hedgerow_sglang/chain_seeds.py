@@ -67,5 +67,5 @@ def _end(request: Any, fault: str | None) -> None:
     )
 
     if request.to_finish is None:
-        drawn = len(request.output_ids) + 1
-        request.to_finish = FINISH_LENGTH(drawn) if fault is None else FINISH_ABORT(fault)
+        length = len(request.output_ids) + 1
+        request.to_finish = FINISH_LENGTH(length) if fault is None else FINISH_ABORT(fault)

@@ -72,8 +72,8 @@ def candidates(
     """Rows and ids of all tokens that may be among the ``count`` highest, and of few others."""
     likely = _likely(scores, count)
     rows = np.arange(len(scores))[:, None]
-    reached = scores[rows, likely] + gumbel_of(hashed[rows, likely])
-    least = np.partition(reached, -count)[:, -count, None]
+    values = scores[rows, likely] + gumbel_of(hashed[rows, likely])
+    least = np.partition(values, -count)[:, -count, None]
     least -= ROUNDING * abs(least)
     room = SCRATCH.take("room", scores.shape, np.float32)
     with np.errstate(over="ignore", invalid="ignore"):  # where too few are left: all of those
@@ -89,8 +89,8 @@ def candidates(
 
 def _places(above: NDArray[np.float32], room: NDArray[np.float32]) -> NDArray[np.int64]:
     """Where ``above`` is at most ``room``, in flat arrays: few places, looked for by the word."""
-    bytes_held = -(-above.size // WORD) * WORD
-    near = SCRATCH.take("near", (bytes_held,), np.bool_)
+    size = -(-above.size // WORD) * WORD
+    near = SCRATCH.take("near", (size,), np.bool_)
     near[above.size :] = False
     np.less_equal(above, room, out=near[: above.size].reshape(above.shape))
     words = np.flatnonzero(near.view(np.uint64))

@@ -62,8 +62,8 @@ class HeldNodes:
 
     def go_on(self, node: Any, key: Hashable) -> set[Block]:
         """The blocks whose paths ended with this node before a child of that key: there is one."""
-        ended = self._beyond.get(node.id)
-        blocks = ended.pop(key, None) if ended else None
+        blocks_by_key = self._beyond.get(node.id)
+        blocks = blocks_by_key.pop(key, None) if blocks_by_key else None
         if not blocks:
             return set()
         self._tidy(node.id)
@@ -83,16 +83,16 @@ class HeldNodes:
 
     def remove(self, leaf: Any, key: Hashable, tokens: int) -> None:
         """A leaf of so many tokens goes; ``key``: as its parent's child."""
-        gone = self._holders.pop(leaf.id, set())
-        for block in gone:
+        blocks = self._holders.pop(leaf.id, set())
+        for block in blocks:
             del self._nodes[block][leaf.id]
-        for blocks in self._beyond.pop(leaf.id, {}).values():
-            gone |= blocks
-        for block in gone:
+        for waiting in self._beyond.pop(leaf.id, {}).values():
+            blocks |= waiting
+        for block in blocks:
             _, at = self._ends[block]
             self.ends_at(block, (leaf.parent, at - tokens), key)
 
-    def let_go(self, block: Block) -> list[Any]:
+    def release(self, block: Block) -> list[Any]:
         """A block is no more; the nodes that it held."""
         self._ends.pop(block, None)
         nodes = list(self._nodes.pop(block, {}).values())

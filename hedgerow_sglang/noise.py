@@ -139,10 +139,10 @@ class Scratch(threading.local):
     def take(self, name: str, shape: tuple[int, ...], kind: DTypeLike) -> NDArray[Any]:
         """One of this shape and type; it holds whatever its last user left there."""
         size = math.prod(shape)
-        held = self.__dict__.get(name)
-        if held is None or held.size < size:
-            held = self.__dict__[name] = np.empty(size, kind)
-        return held[:size].reshape(shape)
+        array = self.__dict__.get(name)
+        if array is None or array.size < size:
+            array = self.__dict__[name] = np.empty(size, kind)
+        return array[:size].reshape(shape)
 
 
 SCRATCH = Scratch()

@@ -21,37 +21,37 @@ def count_past_output(info: Any, _: type, batch: Any, *__: Any) -> None:
     penalizers = info.penalizer_orchestrator
     if penalizers is None or not penalizers.is_required:
         return
-    by_name = {type(one).__name__: one for one in penalizers.penalizers.values()}
+    by_name = {type(penalizer).__name__: penalizer for penalizer in penalizers.penalizers.values()}
     penalizers.penalizers = {type(by_name[name]): by_name[name] for name in _COUNTS}
     for row, request in enumerate(batch.reqs):
         start = (request.sampling_params.custom_params or {}).get(OUTPUT)
         if start is not None:
             path = [*request.origin_input_ids, *request.output_ids]
-            drawn = len(request.output_ids)
-            for name, one in by_name.items():
-                if one.is_prepared():
-                    _COUNTS[name](one, row, path, start, drawn)
+            count = len(request.output_ids)
+            for name, penalizer in by_name.items():
+                if penalizer.is_prepared():
+                    _COUNTS[name](penalizer, row, path, start, count)
 
 
-def _count_tokens(penalizer: Any, row: int, path: Sequence[int], start: int, drawn: int) -> None:
-    penalizer.len_output_tokens[row] = drawn
+def _count_tokens(penalizer: Any, row: int, path: Sequence[int], start: int, count: int) -> None:
+    penalizer.len_output_tokens[row] = count
 
 
-def _count_path(penalizer: Any, row: int, path: Sequence[int], start: int, drawn: int) -> None:
+def _count_path(penalizer: Any, row: int, path: Sequence[int], start: int, count: int) -> None:
     """The prompt too, as vLLM's repetition penalty does."""
-    own = penalizer.cumulated_repetition_penalties
-    own[row, _ids(path, own)] = penalizer.repetition_penalties[row]
+    penalties = penalizer.cumulated_repetition_penalties
+    penalties[row, _ids(path, penalties)] = penalizer.repetition_penalties[row]
 
 
-def _count_uses(penalizer: Any, row: int, path: Sequence[int], start: int, drawn: int) -> None:
-    own = penalizer.cumulated_frequency_penalties
-    ids = _ids(path[start:], own)
-    own[row].index_add_(0, ids, penalizer.frequency_penalties[row].expand(len(ids)))
+def _count_uses(penalizer: Any, row: int, path: Sequence[int], start: int, count: int) -> None:
+    penalties = penalizer.cumulated_frequency_penalties
+    ids = _ids(path[start:], penalties)
+    penalties[row].index_add_(0, ids, penalizer.frequency_penalties[row].expand(len(ids)))
 
 
-def _count_presence(penalizer: Any, row: int, path: Sequence[int], start: int, drawn: int) -> None:
-    own = penalizer.cumulated_presence_penalties
-    own[row, _ids(path[start:], own)] = penalizer.presence_penalties[row]
+def _count_presence(penalizer: Any, row: int, path: Sequence[int], start: int, count: int) -> None:
+    penalties = penalizer.cumulated_presence_penalties
+    penalties[row, _ids(path[start:], penalties)] = penalizer.presence_penalties[row]
 
 
 _COUNTS: dict[str, Callable[[Any, int, Sequence[int], int, int], None]] = {

@@ -62,8 +62,8 @@ def _version() -> str:
 
 def version_of(text: str) -> tuple[int, ...]:
     """The numbers of a version: 0.5.16.post1 is (0, 5, 16)."""
-    found = re.match(r"(\d+)\.(\d+)\.(\d+)", text)
-    return tuple(map(int, found.groups())) if found else ()
+    match = re.match(r"(\d+)\.(\d+)\.(\d+)", text)
+    return tuple(map(int, match.groups())) if match else ()
 
 
 def supported(version: tuple[int, ...]) -> bool:
@@ -105,22 +105,22 @@ def sign_seed(params: Any, *_: Any, **__: Any) -> None:
 
 def reject_invalid_notes(_: Any, params: Any, *__: Any) -> None:
     """After ``SamplingParams.verify``: a wrong note is the client's error, before it is queued."""
-    brought = params.custom_params or {}
+    custom = params.custom_params or {}
     for name, parse in (
         (NAME, parse_note),
         (CHAIN, parse_chain),
         (ENDS, parse_ends),
         (OUTPUT, parse_output),
     ):
-        if name in brought:
-            parse(brought[name])
+        if name in custom:
+            parse(custom[name])
 
 
 def deliver_note(scheduler: Any, request: Any, *_: Any, **__: Any) -> None:
     """Before ``Scheduler.handle_generate_request``: the cache hears the request's note."""
-    brought = request.sampling_params.custom_params or {}
-    learn_ends(brought)
-    text = brought.get(NAME)
+    custom = request.sampling_params.custom_params or {}
+    learn_ends(custom)
+    text = custom.get(NAME)
     if text is not None and hasattr(scheduler.tree_cache, "take_note"):
         scheduler.tree_cache.queue = lambda: scheduler.waiting_queue
         scheduler.tree_cache.take_note(parse_note(text))

@@ -138,15 +138,15 @@ def _parse(text: str) -> Note:
     unknown = fields.keys() - _READERS.keys()
     if unknown:
         raise NoteError(f"{min(unknown)}: unknown; one of {', '.join(sorted(_READERS))} is allowed")
-    said = {name: _READERS[name](name, value) for name, value in {**_NEEDED, **fields}.items()}
-    node, parent = said.get("node"), said.get("parent")
+    kwargs = {name: _READERS[name](name, value) for name, value in {**_NEEDED, **fields}.items()}
+    node, parent = kwargs.get("node"), kwargs.get("parent")
     if (node is None) != (parent is None):
         raise NoteError(
             f"{'node' if parent is None else 'parent'}: alone; node and parent go together"
         )
     if node is not None and not parent < node:
         raise NoteError(f"node: {node}; an id above its parent's {parent}")
-    return Note(**said)
+    return Note(**kwargs)
 
 
 _parse_short = lru_cache(maxsize=1 << 13)(_parse)

@@ -13,11 +13,11 @@ from typing import Any
 def dfs_weight_order(root: Any, nodes: Sequence[Any]) -> list[int]:
     """The order of requests by the nodes where their cached prefixes end, as indices: depth first,
     among siblings where most requests are first."""
-    asked: dict[Any, list[int]] = {}
+    indices_of: dict[Any, list[int]] = {}
     for index, node in enumerate(nodes):
-        asked.setdefault(node, []).append(index)
+        indices_of.setdefault(node, []).append(index)
     weights = Counter[Any]()
-    for last, indices in asked.items():
+    for last, indices in indices_of.items():
         node = last
         while node is not None:
             weights[node] += len(indices)
@@ -27,9 +27,9 @@ def dfs_weight_order(root: Any, nodes: Sequence[Any]) -> list[int]:
     while stack:
         node, done = stack.pop()
         if done:
-            order += asked.get(node, ())
+            order += indices_of.get(node, ())
             continue
-        read = [child for child in node.children.values() if child in weights]
-        read.sort(key=lambda child: -weights[child])
-        stack += [(node, True), *((child, False) for child in reversed(read))]
+        children = [child for child in node.children.values() if child in weights]
+        children.sort(key=lambda child: -weights[child])
+        stack += [(node, True), *((child, False) for child in reversed(children))]
     return order

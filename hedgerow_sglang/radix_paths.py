@@ -24,13 +24,13 @@ def nodes_at_and_below(*tops: Any) -> Iterator[Any]:
         stack.extend(node.children.values())
 
 
-def read_above(node: Any) -> list[Any]:
+def touch_path(node: Any) -> list[Any]:
     """The slots of a path from the root to a node that was read just now: so was all above it."""
-    slots, read = [], node.last_access_time
+    slots, access_time = [], node.last_access_time
     while node.parent is not None:
         slots.append(node.value)
         node = node.parent
-        node.last_access_time = read
+        node.last_access_time = access_time
     return slots[::-1]
 
 

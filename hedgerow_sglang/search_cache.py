@@ -31,7 +31,7 @@ from sglang.srt.mem_cache.radix_cache import (  # pyright: ignore[reportMissingI
 from hedgerow_sglang.held_nodes import Block, HeldNodes, Place
 from hedgerow_sglang.plugin_protocol import NAME, Note, parse_note
 from hedgerow_sglang.queue_order import dfs_weight_order
-from hedgerow_sglang.radix_paths import begins_with, depth, nodes_at_and_below, read_above
+from hedgerow_sglang.radix_paths import begins_with, depth, nodes_at_and_below, touch_path
 from hedgerow_sglang.search_registry import CacheNamespace, DeadPath, SearchRegistry, Tokens
 
 UNHELD, HELD, NEXT = range(3)
@@ -54,7 +54,7 @@ class SearchCache(RadixCache):
         self.recomputed_tokens = 0
         self.queue: Callable[[], Sequence[Any]] = tuple
         """The scheduler's requests that wait."""
-        self._known: Place | None = None
+        self._cached_end: Place | None = None
         """How far the path in hand is known to be cached, if it is."""
         super().__init__(params)
 
@@ -69,7 +69,7 @@ class SearchCache(RadixCache):
         """A request has brought a note: free at once what died by it."""
         start = time.perf_counter()
         dead_paths = self.searches.take_note(note)
-        self._line_up([node for path in dead_paths for node in self._held.let_go(path.block)])
+        self._line_up([node for path in dead_paths for node in self._held.release(path.block)])
         if note.hints:
             self._rank_again(self.searches.blocks(note.tree))
         freed = sum(self._free_dead_path(path) for path in dead_paths if not path.silent)
@@ -80,14 +80,14 @@ class SearchCache(RadixCache):
     def complete_step(self, note: Note, tokens: Tokens, namespace: CacheNamespace) -> None:
         """The step that a request was for is complete, and cached as far as it is."""
         for block in self.searches.complete_step(note, tokens, namespace):
-            self._held.let_go(block)
+            self._held.release(block)
             self._find(block)
         if note.parent is not None:
             self._rank_again(self.searches.chain((note.tree, note.parent)))
 
-    def insert(self, params: Any, *args: Any, **how: Any) -> Any:
+    def insert(self, params: Any, *args: Any, **more: Any) -> Any:
         """As SGLang does; what blocks had lost of it they hold again."""
-        result = super().insert(params, *args, **how)
+        result = super().insert(params, *args, **more)
         if not self._held.whole and result.last_device_node is not None:
             self._find_again(result.last_device_node)
         return result
@@ -115,16 +115,16 @@ class SearchCache(RadixCache):
 
     def _waiting(self) -> list[Note]:
         """The notes of requests that wait, the next one first."""
-        brought = (request.sampling_params.custom_params or {} for request in self.queue())
-        return [parse_note(params[NAME]) for params in brought if NAME in params]
+        all_params = (request.sampling_params.custom_params or {} for request in self.queue())
+        return [parse_note(params[NAME]) for params in all_params if NAME in params]
 
     def state(self) -> dict[str, int]:
         """What ``plugin_protocol.plugin_counts`` reads."""
         cached = nodes_at_and_below(*self.root_node.children.values())
-        held = (node for node in cached if self._held.holders(node))
+        held_nodes = (node for node in cached if self._held.holders(node))
         return {
             "evicts": 1,
-            "held_tokens": sum(len(node.key) for node in held),
+            "held_tokens": sum(len(node.key) for node in held_nodes),
             "cached_tokens": self.evictable_size() + self.protected_size(),
             "evicted_tokens": self.evicted_tokens,
             "split_evicted_tokens": self.split_evicted_tokens,
@@ -135,22 +135,22 @@ class SearchCache(RadixCache):
 
     # how SGLang says that a request's tokens are in the tree: from 0.5.22 on, in 0.5.21, before
 
-    def checkpoint(self, req: Any, **how: Any) -> None:
+    def checkpoint(self, req: Any, **more: Any) -> None:
         """Put a request's tokens into the tree; when it has finished, its step is a block."""
         with self._from(self._prefix_end(req)):
-            super().checkpoint(req, **how)
+            super().checkpoint(req, **more)
             self._record_step(req)
 
-    def insert_req(self, req: Any, **how: Any) -> None:
+    def insert_req(self, req: Any, **more: Any) -> None:
         """As ``checkpoint``."""
         with self._from(self._prefix_end(req)):
-            super().insert_req(req, **how)
+            super().insert_req(req, **more)
             self._record_step(req)
 
-    def cache_finished_req(self, req: Any, *args: Any, **how: Any) -> None:
+    def cache_finished_req(self, req: Any, *args: Any, **more: Any) -> None:
         """As ``checkpoint``."""
         with self._from(self._prefix_end(req)):
-            super().cache_finished_req(req, *args, **how)
+            super().cache_finished_req(req, *args, **more)
             self._record_step(req)
 
     def _record_step(self, req: Any) -> None:
@@ -160,48 +160,48 @@ class SearchCache(RadixCache):
             return
         note = parse_note(text)
         prefix = array("q", req.origin_input_ids)
-        known = self.searches.read_before(note, prefix)
-        self.recomputed_tokens += max(0, known - req.cached_tokens)
+        read_tokens = self.searches.read_before(note, prefix)
+        self.recomputed_tokens += max(0, read_tokens - req.cached_tokens)
         tokens = prefix + array("q", req.output_ids_through_stop)
         salt = getattr(req, "cache_salt", None)
         self.complete_step(note, tokens, CacheNamespace(req.extra_key, salt or None))
 
-    def _evict_tokens(self, wanted: int) -> int:
+    def _evict_tokens(self, tokens: int) -> int:
         """What no request that waits reads goes first, in the order as it stands."""
         freed, readers = 0, None
-        read_soon: list[tuple[tuple[Any, ...], int, Any]] = []
-        while freed < wanted and self._turns:
+        deferred_leaves: list[tuple[tuple[Any, ...], int, Any]] = []
+        while freed < tokens and self._turns:
             turn, _, leaf = heapq.heappop(self._turns)
             if leaf not in self.evictable_leaves:
                 continue
-            now = self._turn(leaf)
-            if now != turn:
-                heapq.heappush(self._turns, (now, leaf.id, leaf))
+            current_turn = self._turn(leaf)
+            if current_turn != turn:
+                heapq.heappush(self._turns, (current_turn, leaf.id, leaf))
                 continue
             if turn[0] == NEXT:
                 readers = self.searches.readers(self._waiting()) if readers is None else readers
                 if not readers.keys().isdisjoint(self._held.holders(leaf)):
-                    read_soon.append((self._turn(leaf, readers), leaf.id, leaf))
+                    deferred_leaves.append((self._turn(leaf, readers), leaf.id, leaf))
                     continue
-            freed += self._evict_leaf(leaf, wanted - freed)
+            freed += self._evict_leaf(leaf, tokens - freed)
         if readers:
-            freed += self._evict_read_soon(wanted - freed, read_soon, readers)
+            freed += self._evict_read_soon(tokens - freed, deferred_leaves, readers)
         return freed
 
     def _evict_read_soon(
         self,
-        wanted: int,
+        tokens: int,
         leaves: list[tuple[tuple[Any, ...], int, Any]],
         readers: Mapping[Block, int],
     ) -> int:
         """Of what requests that wait read, what is read last goes first."""
         freed = 0
         heapq.heapify(leaves)
-        while freed < wanted and leaves:
+        while freed < tokens and leaves:
             _, _, leaf = heapq.heappop(leaves)
             if leaf not in self.evictable_leaves:
                 continue
-            freed += self._evict_leaf(leaf, wanted - freed)
+            freed += self._evict_leaf(leaf, tokens - freed)
             above = leaf.parent
             if above in self.evictable_leaves:
                 heapq.heappush(leaves, (self._turn(above, readers), above.id, above))
@@ -232,11 +232,11 @@ class SearchCache(RadixCache):
     @contextmanager
     def _from(self, place: Place) -> Iterator[None]:
         """Meanwhile the path in hand is walked from here on."""
-        self._known = place
+        self._cached_end = place
         try:
             yield
         finally:
-            self._known = None
+            self._cached_end = None
 
     def _prefix_end(self, req: Any) -> Place:
         """Where the prefix ends that a running request found cached, which is locked."""
@@ -260,21 +260,21 @@ class SearchCache(RadixCache):
 
     def _start(self, most: int) -> Place:
         """Where to begin a walk along the path in hand that may skip ``most`` of its tokens."""
-        node, at = self._known or (self.root_node, 0)
+        node, at = self._cached_end or (self.root_node, 0)
         while at > most:
             at -= len(node.key)
             node = node.parent
         return node, at
 
-    def _insert_helper(self, node: Any, key: RadixKey, value: Any, *args: Any, **how: Any) -> Any:
+    def _insert_helper(self, node: Any, key: RadixKey, value: Any, *args: Any, **more: Any) -> Any:
         """As SGLang does from the root on. Its counts of hits, by which nothing goes here, leave
         out what was skipped."""
         start, at = self._start(len(key))
         if not at:
-            return super()._insert_helper(node, key, value, *args, **how)
-        found, last = super()._insert_helper(start, key[at:], value[at:], *args, **how)
-        read_above(start)
-        return at + found, last
+            return super()._insert_helper(node, key, value, *args, **more)
+        count, last = super()._insert_helper(start, key[at:], value[at:], *args, **more)
+        touch_path(start)
+        return at + count, last
 
     def _match_prefix_helper(self, node: Any, key: RadixKey) -> Any:
         """As SGLang does from the root on."""
@@ -282,7 +282,7 @@ class SearchCache(RadixCache):
         if not at:
             return super()._match_prefix_helper(node, key)
         values, last = super()._match_prefix_helper(start, key[at:])
-        return [*read_above(start), *values], last
+        return [*touch_path(start), *values], last
 
     def _update_leaf_status(self, node: Any) -> None:
         """As SGLang does; a leaf that may go now gets its turn."""
@@ -297,9 +297,9 @@ class SearchCache(RadixCache):
         self._held.split(upper, child)
         return upper
 
-    def _evict_leaf(self, leaf: Any, wanted: int) -> int:
+    def _evict_leaf(self, leaf: Any, tokens: int) -> int:
         """Free a leaf's last tokens, at least as many as are wanted, or all of it."""
-        cut = (len(leaf.key) - wanted) // self.page_size * self.page_size
+        cut = (len(leaf.key) - tokens) // self.page_size * self.page_size
         if cut > 0:
             self._split_node(leaf.key, leaf, cut)
             self.split_evicted_tokens += len(leaf.key)
@@ -308,9 +308,9 @@ class SearchCache(RadixCache):
     def _free_dead_path(self, dead: DeadPath) -> int:
         """Free what is cached of a path, beyond its prompt and from where nobody holds it on."""
         key = self._key(dead.tokens, dead.namespace)
-        kept = self._key(dead.tokens[: dead.keep], dead.namespace)
-        prompt = [(self.root_node, 0), *self._walk(kept, (self.root_node, 0))]
-        if prompt[-1][1] < len(kept):
+        prompt_key = self._key(dead.tokens[: dead.keep], dead.namespace)
+        prompt = [(self.root_node, 0), *self._walk(prompt_key, (self.root_node, 0))]
+        if prompt[-1][1] < len(prompt_key):
             return 0
         path = self._walk(key, prompt[-1])
         top = next((node for node, _ in path if not self._held.holders(node)), None)
@@ -336,14 +336,14 @@ class SearchCache(RadixCache):
         start = self._key(tokens[:above], namespace)
         place = place or self._start(len(start))
         path = [place, *self._walk(start, place)]
-        own = [*self._walk(key, path[-1])] if path[-1][1] >= len(start) else []
-        for node, _ in own:
+        places = [*self._walk(key, path[-1])] if path[-1][1] >= len(start) else []
+        for node, _ in places:
             self._held.hold(block, node)
-        self._line_up(node for node, _ in own)
-        last, at = [*path, *own][-1]
+        self._line_up(node for node, _ in places)
+        last, at = [*path, *places][-1]
         if at < len(key):
             self._held.ends_at(block, (last, at), key[at:].child_key(self.page_size))
-        elif own:
+        elif places:
             self._held.ends_at(block, (last, at), None)
 
     def _find_again(self, last: Any) -> None:

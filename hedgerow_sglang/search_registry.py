@@ -65,7 +65,7 @@ class _Search:
     namespace: CacheNamespace = field(default_factory=CacheNamespace)
     paths: dict[int, Tokens] = field(default_factory=dict)
     parents: dict[int, int] = field(default_factory=dict)
-    closed: dict[int, int] = field(default_factory=dict)
+    block_turns: dict[int, int] = field(default_factory=dict)
 
 
 class SearchRegistry:
@@ -110,8 +110,8 @@ class SearchRegistry:
         if search is None:
             return 0
         nodes = search.paths if note.parent is None else {note.parent} & search.paths.keys()
-        known = [search.paths[node] for node in nodes if search.closed[node] < note.turn]
-        return max((len(path) - 1 for path in known if prefix[: len(path)] == path), default=0)
+        paths = [search.paths[node] for node in nodes if search.block_turns[node] < note.turn]
+        return max((len(path) - 1 for path in paths if prefix[: len(path)] == path), default=0)
 
     def complete_step(self, note: Note, tokens: Tokens, namespace: CacheNamespace) -> list[Block]:
         """The step that a request was for is complete; ``tokens``: from the prompt to its end.
@@ -133,10 +133,10 @@ class SearchRegistry:
         if path is None or tokens[: len(path)] != path:
             above = ROOT
         blocks = self.block_table[note.tree]
-        own = max(1, len(tokens) - len(search.paths[above]))
-        blocks.add_block(note.node, above, own)
-        known = search.paths.get(note.node, tokens[:0])
-        if blocks.alive(note.node) and len(known) < len(tokens) and tokens[: len(known)] == known:
+        own_tokens = max(1, len(tokens) - len(search.paths[above]))
+        blocks.add_block(note.node, above, own_tokens)
+        head = search.paths.get(note.node, tokens[:0])
+        if blocks.alive(note.node) and len(head) < len(tokens) and tokens[: len(head)] == head:
             self._add(search, note.node, above, tokens, note.turn)
             new.append((note.tree, note.node))
         return new
@@ -173,17 +173,17 @@ class SearchRegistry:
         tree, node = block
         search = self._searches[tree]
         on_path, weight, later, lower = self.block_table.eviction_key(tree, node)
-        if search.closed[node] >= search.turn > 0:
+        if search.block_turns[node] >= search.turn > 0:
             on_path, weight = True, 0.0
         if on_path and readers:
             weight = -float(readers.get(block, math.inf))
         return on_path, weight, later, lower
 
-    def readers(self, waiting: Sequence[Note]) -> dict[Block, int]:
+    def readers(self, notes: Sequence[Note]) -> dict[Block, int]:
         """For each block that one of these reads, the place of the first that does; ``waiting``:
         the notes of requests that have not begun, the next one first."""
         readers: dict[Block, int] = {}
-        for place, note in enumerate(waiting):
+        for place, note in enumerate(notes):
             search, node = self._searches.get(note.tree), note.parent
             while search is not None and node in search.paths and (note.tree, node) not in readers:
                 readers[note.tree, node] = place
@@ -195,20 +195,20 @@ class SearchRegistry:
         for search in self._searches.values():
             search.paths.clear()
             search.parents.clear()
-            search.closed.clear()
+            search.block_turns.clear()
 
     @staticmethod
     def _add(search: _Search, node: int, above: int, tokens: Tokens, turn: int) -> None:
         search.paths[node] = tokens
         search.parents[node] = above
-        search.closed[node] = turn
+        search.block_turns[node] = turn
 
     def _remove(self, tree: str, search: _Search, nodes: Iterable[int]) -> list[DeadPath]:
         dead_paths = []
         for node in nodes:
             tokens = search.paths.pop(node, None)
             if tokens is not None:
-                del search.parents[node], search.closed[node]
+                del search.parents[node], search.block_turns[node]
                 dead = DeadPath((tree, node), search.namespace, tokens, search.prompt)
                 dead_paths.append(dead)
         return dead_paths

@@ -45,16 +45,18 @@ def sample(probs: Tensor, info: Any, positions: Tensor) -> Tensor:
     truncates = info.need_top_p_sampling or info.need_top_k_sampling or info.need_min_p_sampling
     tokens = torch.empty(len(probs), dtype=torch.int32, device=probs.device)
     for rows in blocks(len(probs), probs.shape[1], BLOCK if probs.is_cpu else DEVICE_BLOCK):
-        own, seeds, at = probs[rows], info.sampling_seed[rows], positions[rows] + 1
+        block, seeds, at = probs[rows], info.sampling_seed[rows], positions[rows] + 1
         if truncates:
-            kept = truncated(own.double(), info.top_ks[rows], info.top_ps[rows], info.min_ps[rows])
-            tokens[rows] = _drawn_of(own, *kept, seeds, at)
+            nucleus = truncated(
+                block.double(), info.top_ks[rows], info.top_ps[rows], info.min_ps[rows]
+            )
+            tokens[rows] = _draw_among(block, *nucleus, seeds, at)
         else:
-            tokens[rows] = _drawn(own, hashes(seeds, at, probs.shape[1]))
+            tokens[rows] = _draw(block, hashes(seeds, at, probs.shape[1]))
     return tokens
 
 
-def _drawn_of(
+def _draw_among(
     probs: Tensor, row: Tensor, token: Tensor, whole: Tensor, seeds: Tensor, positions: Tensor
 ) -> Tensor:
     """argmax of log p + Gumbel noise over some tokens of every row, all of ``whole`` ones."""
@@ -68,30 +70,30 @@ def _drawn_of(
     likeliest = probs.argmax(-1)
     scores = _scores(probs[row, token], hashed)
     least = torch.full_like(likeliest, -torch.inf, dtype=torch.float64)
-    drawn = _first(likeliest, row, token, scores, least)
+    winners = _first(likeliest, row, token, scores, least)
     if whole.any():
-        own = hashes(seeds[whole], positions[whole], probs.shape[1])
-        drawn[whole] = _drawn(probs[whole], own)
-    return drawn
+        whole_hashes = hashes(seeds[whole], positions[whole], probs.shape[1])
+        winners[whole] = _draw(probs[whole], whole_hashes)
+    return winners
 
 
-def _drawn(probs: Tensor, hashed: Tensor) -> Tensor:
+def _draw(probs: Tensor, hashed: Tensor) -> Tensor:
     """argmax of log p + Gumbel noise, ids (rows,): ``gumbel_max`` of probabilities, by torch."""
     likeliest = probs.argmax(-1, keepdim=True)
-    reached = _scores(probs.gather(1, likeliest), hashed.gather(1, likeliest))
-    room = probs * (SPREAD * torch.exp(-reached)).float()
+    values = _scores(probs.gather(1, likeliest), hashed.gather(1, likeliest))
+    room = probs * (SPREAD * torch.exp(-values)).float()
     near = (HASHES - hashed).float() <= room + SLACK
     row, token = _places(near & (probs > 0))
     scores = _scores(probs[row, token], hashed[row, token])
-    return _first(likeliest.flatten(), row, token, scores, reached.flatten())
+    return _first(likeliest.flatten(), row, token, scores, values.flatten())
 
 
-def _first(other: Tensor, row: Tensor, token: Tensor, scores: Tensor, least: Tensor) -> Tensor:
+def _first(fallback: Tensor, row: Tensor, token: Tensor, scores: Tensor, least: Tensor) -> Tensor:
     """Of each row the token of the highest score, equals by id; ``other`` where there is none that
     is ``least`` or more. (rows,)"""
     best = least.scatter_reduce(0, row, scores, "amax")
     won = scores == best[row]
-    return other.scatter_reduce(0, row[won], token[won], "amin", include_self=False)
+    return fallback.scatter_reduce(0, row[won], token[won], "amin", include_self=False)
 
 
 def _places(mask: Tensor) -> tuple[Tensor, Tensor]:
@@ -120,15 +122,15 @@ def truncated(
     most = probs.amax(-1, keepdim=True)
     least = min_ps.to(probs.dtype).view(-1, 1) * most
     total = probs.sum(-1, keepdim=True)
-    wanted = (total * top_ps.to(probs.dtype).view(-1, 1)).where(top_ps.view(-1, 1) < 1, torch.inf)
+    target = (total * top_ps.to(probs.dtype).view(-1, 1)).where(top_ps.view(-1, 1) < 1, torch.inf)
     # all tokens below this together hold less than what is left to reach, so none of them is kept
-    floor = (total - wanted).clamp(min=0.0) / probs.shape[1] * (1 - 1e-6)
+    floor = (total - target).clamp(min=0.0) / probs.shape[1] * (1 - 1e-6)
     floor = torch.maximum(torch.maximum(least, floor), _last_of(probs, top_ks))
     for bound in (likely * most for likely in LIKELY):
-        reached = probs.where(probs >= bound, 0.0).sum(-1, keepdim=True)
-        enough = reached > wanted * (1 + MARGIN)
+        mass = probs.where(probs >= bound, 0.0).sum(-1, keepdim=True)
+        enough = mass > target * (1 + MARGIN)
         floor = torch.maximum(floor, bound.where(enough, 0.0))
-        if (enough | wanted.isinf()).all():
+        if (enough | target.isinf()).all():
             break
     row, token = _places((probs >= floor) & (floor > 0))
     counts = torch.bincount(row, minlength=len(probs))
@@ -138,9 +140,9 @@ def truncated(
     falling, order = packed.sort(dim=-1, descending=True, stable=True)
     before = falling.cumsum(-1) - falling
     rank = torch.arange(packed.shape[1], device=probs.device)
-    kept = (rank < top_ks.view(-1, 1)) & (before < wanted) & (falling >= least)
-    kept = torch.zeros_like(kept).scatter(-1, order, kept)[row, place]
-    return row[kept], token[kept], floor.flatten() == 0
+    mask = (rank < top_ks.view(-1, 1)) & (before < target) & (falling >= least)
+    mask = torch.zeros_like(mask).scatter(-1, order, mask)[row, place]
+    return row[mask], token[mask], floor.flatten() == 0
 
 
 def _last_of(probs: Tensor, top_ks: Tensor) -> Tensor:
@@ -170,9 +172,9 @@ def gumbel_of(hashed: Tensor) -> Tensor:
     """``noise.gumbel_of``, on the hashes' device."""
     if hashed.is_cpu:
         return torch.from_numpy(noise.gumbel_of(hashed.numpy().astype(np.uint32)))
-    drawn = hashed.to(torch.float64) / (2**32 - 1)
-    drawn.log_().clamp_(min=_LEAST, max=_MOST_LOG).neg_()
-    return drawn.log_().neg_()
+    variates = hashed.to(torch.float64) / (2**32 - 1)
+    variates.log_().clamp_(min=_LEAST, max=_MOST_LOG).neg_()
+    return variates.log_().neg_()
 
 
 def _seed_of(request: Any) -> int:

@@ -38,11 +38,11 @@ class StepEnds:
     @classmethod
     def of(cls, pieces: Sequence[bytes], stops: Sequence[bytes]) -> StepEnds:
         """For a vocabulary's bytes by token id, and stop strings, none empty."""
-        begun = sorted({stop[:at] for stop in stops for at in range(len(stop))}, key=len) or [b""]
-        places = {text: place for place, text in enumerate(begun)}
+        heads = sorted({stop[:at] for stop in stops for at in range(len(stop))}, key=len) or [b""]
+        places = {text: place for place, text in enumerate(heads)}
         letters = frozenset(b"".join(stops))
         able = [(t, p) for t, p in enumerate(pieces) if not p or letters & frozenset(p)]
-        longest = max(map(len, begun))
+        longest = max(map(len, heads))
 
         def move(text: bytes) -> int:
             if any(stop in text for stop in stops):
@@ -50,20 +50,20 @@ class StepEnds:
             tails = (text[len(text) - size :] for size in range(min(longest, len(text)), 0, -1))
             return next((places[tail] for tail in tails if tail in places), 0)
 
-        moves = [{token: move(text + piece) for token, piece in able} for text in begun]
+        moves = [{token: move(text + piece) for token, piece in able} for text in heads]
         return cls(tuple({t: to for t, to in state.items() if to} for state in moves))
 
     @property
     def name(self) -> str:
         """By what its content is known."""
-        return hashlib.blake2b(self._written().encode(), digest_size=8).hexdigest()
+        return hashlib.blake2b(self._moves_json().encode(), digest_size=8).hexdigest()
 
     def param(self) -> dict[str, str]:
         """For the first request of a list of chains."""
-        written = self._written()
-        return {ENDS: f'{{"name":"{self.name}","moves":{written}}}'}
+        moves = self._moves_json()
+        return {ENDS: f'{{"name":"{self.name}","moves":{moves}}}'}
 
-    def _written(self) -> str:
+    def _moves_json(self) -> str:
         return json.dumps(self.moves, separators=(",", ":"))
 
 
@@ -98,25 +98,25 @@ class StepChain:
     _followed: int = 0
     _state: int = 0
     _step: int = 0
-    _own: list[int] = field(default_factory=list)
-    _before: list[int] = field(default_factory=list)
+    _tokens: list[int] = field(default_factory=list)
+    _last_tokens: list[int] = field(default_factory=list)
 
     def param(self) -> dict[str, str]:
         """For its request's ``custom_params``."""
         fields = {"seeds": self.seeds, "most": self.most, "ends": self.ends}
         return {CHAIN: json.dumps(fields, separators=(",", ":"))}
 
-    def follow(self, drawn: Sequence[int], ends: StepEnds) -> int:
+    def follow(self, tokens: Sequence[int], ends: StepEnds) -> int:
         """The seed of the next token after all that were ``drawn``."""
-        for token in drawn[self._followed :]:
-            self._own.append(token)
+        for token in tokens[self._followed :]:
+            self._tokens.append(token)
             self._state = ends.moves[self._state].get(token, 0)
-            ended = self._state == ENDED
-            if ended or len(self._own) == self.most:
-                self.over = self.over or (ended and self._own == self._before)
+            step_ends = self._state == ENDED
+            if step_ends or len(self._tokens) == self.most:
+                self.over = self.over or (step_ends and self._tokens == self._last_tokens)
                 self._step, self._state = self._step + 1, 0
-                self._before, self._own = self._own, []
-        self._followed = len(drawn)
+                self._last_tokens, self._tokens = self._tokens, []
+        self._followed = len(tokens)
         self.over = self.over or self._step >= len(self.seeds)
         return self.seeds[min(self._step, len(self.seeds) - 1)]
 

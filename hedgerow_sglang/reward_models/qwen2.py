@@ -55,9 +55,9 @@ class Qwen2RewardModel(nn.Module):
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> Any:
         """All but a language model's head, which some checkpoints still carry."""
-        own = [(name, tensor) for name, tensor in weights if not name.startswith("lm_head")]
+        own_weights = [(name, tensor) for name, tensor in weights if not name.startswith("lm_head")]
         load = getattr(Qwen2ForCausalLM, "_legacy_load_weights", Qwen2ForCausalLM.load_weights)
-        return load(self, own)
+        return load(self, own_weights)
 
 
 class Qwen2ForProcessRewardModel(Qwen2RewardModel):
