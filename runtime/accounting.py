@@ -63,7 +63,7 @@ class LivePaths(Generic[P]):
 
     def mark_dead(self, nodes: Iterable[int]) -> list[P]:
         """The search will not come back to these; the paths that died with their last node."""
-        died = []
+        dead_paths = []
         for node in nodes:
             path = self._path_of.pop(node, None)
             if path is None:
@@ -71,8 +71,8 @@ class LivePaths(Generic[P]):
             self._nodes[path].discard(node)
             if not self._nodes[path]:
                 del self._nodes[path]
-                died.append(path)
-        return died
+                dead_paths.append(path)
+        return dead_paths
 
 
 class TrackedSearch:

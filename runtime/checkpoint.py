@@ -58,8 +58,8 @@ def read_config(folder: str | Path) -> dict[str, Any]:
         return whole
     if any(name not in whole and nested.get(name) is None for name in SIZES):
         nested = _with_defaults(nested)
-    own = {name: whole[name] for name in ("architectures", *_IDS) if whole.get(name) is not None}
-    return whole | nested | own
+    outer = {name: whole[name] for name in ("architectures", *_IDS) if whole.get(name) is not None}
+    return whole | nested | outer
 
 
 def architecture(checkpoint: Path) -> str | None:
@@ -116,7 +116,7 @@ class Checkpoint:
 
     def same_tokenizer(self, other: Checkpoint) -> bool | None:
         """Whether both spell texts with the same ids; None where one of them does not tell."""
-        first, second = (one.folder / "tokenizer.json" for one in (self, other))
+        first, second = (checkpoint.folder / "tokenizer.json" for checkpoint in (self, other))
         if not (first.is_file() and second.is_file()):
             return None
         return _same_tokenizer(_state(first), _state(second))
@@ -125,11 +125,11 @@ class Checkpoint:
         """Whether a sample of the tensors that both hold is alike, byte for byte; None where one of
         them holds none in the other's number type."""
         first, second = _tensors(self.folder), _tensors(other.folder)
-        alike = [n for n in sorted(first) if n in second and first[n].kind == second[n].kind]
-        if not alike:
+        shared_names = [n for n in sorted(first) if n in second and first[n].kind == second[n].kind]
+        if not shared_names:
             return None
-        sampled = alike[:: max(1, len(alike) // _SAMPLED_TENSORS)]
-        return all(first[name].sample() == second[name].sample() for name in sampled)
+        sample_names = shared_names[:: max(1, len(shared_names) // _SAMPLED_TENSORS)]
+        return all(first[name].sample() == second[name].sample() for name in sample_names)
 
 
 _State = tuple[Path, int, int]
@@ -137,8 +137,8 @@ _State = tuple[Path, int, int]
 
 
 def _state(file: Path) -> _State:
-    about = file.stat()
-    return file, about.st_mtime_ns, about.st_size
+    stat = file.stat()
+    return file, stat.st_mtime_ns, stat.st_size
 
 
 @lru_cache(maxsize=16)
@@ -186,10 +186,10 @@ class _Tensor:
 
     def sample(self) -> bytes:
         """From its middle: first rows of an embedding may never have been trained."""
-        with self.file.open("rb") as opened:
+        with self.file.open("rb") as stream:
             middle = (self.end - self.start) // 2
-            opened.seek(self.start + max(0, middle - _SAMPLED_BYTES // 2))
-            return opened.read(min(_SAMPLED_BYTES, self.end - self.start))
+            stream.seek(self.start + max(0, middle - _SAMPLED_BYTES // 2))
+            return stream.read(min(_SAMPLED_BYTES, self.end - self.start))
 
 
 def check_weights(folder: Path) -> dict[str, _Tensor]:
@@ -205,11 +205,11 @@ def check_weights(folder: Path) -> dict[str, _Tensor]:
     for file in sorted(folder / name for name in names):
         if not file.is_file():
             raise ValueError(f"{file}: is not there, and {index.name} names it")
-        held = _held(file)
-        size, end = file.stat().st_size, max((t.end for t in held.values()), default=0)
+        file_tensors = _file_tensors(file)
+        size, end = file.stat().st_size, max((t.end for t in file_tensors.values()), default=0)
         if size < end:
             raise ValueError(f"{file}: is cut short, {size} bytes of {end}; get it again")
-        tensors |= held
+        tensors |= file_tensors
     return tensors
 
 
@@ -218,22 +218,22 @@ def _tensors(folder: Path) -> dict[str, _Tensor]:
     tensors: dict[str, _Tensor] = {}
     for file in sorted(folder.glob("*.safetensors")):
         with suppress(ValueError):
-            tensors |= _held(file)
+            tensors |= _file_tensors(file)
     return tensors
 
 
-def _held(file: Path) -> dict[str, _Tensor]:
+def _file_tensors(file: Path) -> dict[str, _Tensor]:
     """A file's tensors by its header. Raises ValueError naming a file whose header is not whole."""
-    with file.open("rb") as opened:
-        size = opened.read(8)
+    with file.open("rb") as stream:
+        size = stream.read(8)
         length = struct.unpack("<Q", size)[0] if len(size) == 8 else 0
-        text = opened.read(length) if 0 < length <= file.stat().st_size else b""
+        text = stream.read(length) if 0 < length <= file.stat().st_size else b""
     tensors: dict[str, _Tensor] = {}
     try:
-        for name, about in json.loads(text).items():
+        for name, entry in json.loads(text).items():
             if name != "__metadata__":
-                first, last = about["data_offsets"]
-                kind = (about["dtype"], *about["shape"])
+                first, last = entry["data_offsets"]
+                kind = (entry["dtype"], *entry["shape"])
                 tensors[name] = _Tensor(file, 8 + length + first, 8 + length + last, kind)
     except (ValueError, LookupError, TypeError, AttributeError):
         raise ValueError(f"{file}: no whole safetensors file; get it again") from None

@@ -87,11 +87,11 @@ class JsonSchemas:
         if not self._lacking or (schema.isascii() and "\\u" not in schema):
             return
         try:
-            spelt = json.dumps(json.loads(schema), ensure_ascii=False).encode(errors="ignore")
+            text = json.dumps(json.loads(schema), ensure_ascii=False).encode(errors="ignore")
         except (ValueError, RecursionError):
             return  # which what compiles it says better
-        if strange := self._lacking & {*spelt}:
-            raise SchemaRefused(f"holds byte {min(strange):#x}, for which the model has no token")
+        if missing := self._lacking & {*text}:
+            raise SchemaRefused(f"holds byte {min(missing):#x}, for which the model has no token")
 
 
 def _must_be_small(schema: str) -> None:
@@ -101,8 +101,8 @@ def _must_be_small(schema: str) -> None:
     except (ValueError, RecursionError):
         return  # which what compiles it says better
     if size > MOST_OF_PATTERNS:
-        written = f"patterns of {size} characters with their repeats written out"
-        raise SchemaRefused(f"{written}; at most {MOST_OF_PATTERNS} are allowed")
+        excess = f"patterns of {size} characters with their repeats written out"
+        raise SchemaRefused(f"{excess}; at most {MOST_OF_PATTERNS} are allowed")
 
 
 def must_compile(schema: str) -> None:
@@ -142,14 +142,14 @@ class _CheckpointTokens:
         self.eos_token_id, self.bos_token_id = text.end, text.bos
         self.tokens, self.special_token_ids = text.pieces, sorted(text.special)
         self._text = text
-        words = (i for i in range(len(text.pieces)) if i not in text.special)
-        self._by_piece = {text.pieces[i]: i for i in words}
+        ids = (i for i in range(len(text.pieces)) if i not in text.special)
+        self._by_piece = {text.pieces[i]: i for i in ids}
         self._longest = max(map(len, self._by_piece))
 
     def __call__(self, data: bytes) -> list[int]:
         """As the tokenizer does it amid a text, where that is exact."""
-        words = data.decode()
-        ids = self._text.encode_after(self._text.plain(words))
+        text = data.decode()
+        ids = self._text.encode_after(self._text.plain(text))
         return ids if self._bytes(ids) == data else self._greedy(data)
 
     def _bytes(self, ids: list[int]) -> bytes:

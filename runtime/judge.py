@@ -73,5 +73,5 @@ class Judge:
     def overhead(self) -> tuple[int, int]:
         """Tokens of a judge's prompt and verdict beside the path's: once, and for every step."""
         none = Trajectory(0, (), ())
-        asked = len(self.text.encode_chat([{"role": "user", "content": ""}]))
-        return len(self.prompt("", none)) - asked + self.form.verdict_tokens, 1
+        chat_tokens = len(self.text.encode_chat([{"role": "user", "content": ""}]))
+        return len(self.prompt("", none)) - chat_tokens + self.form.verdict_tokens, 1

@@ -171,10 +171,10 @@ def overhead_of(paths: Paths) -> tuple[int, int]:
     """Tokens that a path has beside the policy's: once, and for every step."""
     prompt, none, some = (0,), Trajectory(0, (), ()), ((0,),)
     empty = len(paths.path(prompt, "", none, {})) - len(prompt)
-    one = len(paths.path(prompt, "", Trajectory(0, some, ("",)), {}))
-    two = len(paths.path(prompt, "", Trajectory(0, some * 2, ("", "")), {}))
-    own = len(some[0]) if isinstance(paths, PolicyIds) else 0
-    return max(0, empty), max(one - empty - len(prompt), two - one) - own
+    one_step = len(paths.path(prompt, "", Trajectory(0, some, ("",)), {}))
+    two_steps = len(paths.path(prompt, "", Trajectory(0, some * 2, ("", "")), {}))
+    step_tokens = len(some[0]) if isinstance(paths, PolicyIds) else 0
+    return max(0, empty), max(one_step - empty - len(prompt), two_steps - one_step) - step_tokens
 
 
 def paths_of(form: RewardFormat, text: Text, policy: Text) -> Paths:
@@ -200,15 +200,15 @@ def paths_of(form: RewardFormat, text: Text, policy: Text) -> Paths:
 
 def _token(form: RewardFormat, text: Text, part: str) -> int:
     """The id of the format's ``part``. Raises RewardMissing naming what was looked for."""
-    wanted = getattr(form, part)
-    token = wanted if isinstance(wanted, int) else text.token(wanted)
+    piece = getattr(form, part)
+    token = piece if isinstance(piece, int) else text.token(piece)
     if token is None:
         raise RewardMissing(
-            f"reward_format {form.name!r}: {part} {wanted!r} is not one token of {text.checkpoint}"
+            f"reward_format {form.name!r}: {part} {piece!r} is not one token of {text.checkpoint}"
         )
     if not 0 <= token < text.model_vocab:
         raise RewardMissing(
-            f"reward_format {form.name!r}: {part} {wanted!r} is token {token}; the model of "
+            f"reward_format {form.name!r}: {part} {piece!r} is token {token}; the model of "
             f"{text.checkpoint} has ids from 0 to {text.model_vocab - 1}"
         )
     return token

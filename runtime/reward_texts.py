@@ -32,7 +32,7 @@ class OwnIds:
     def opening(self, prompt: Sequence[int], question: str, spelt: Spelt) -> Ids:
         """The question as the format puts it."""
         if (_OPENING, question) not in spelt:
-            spelt[_OPENING, question] = self._open(question)
+            spelt[_OPENING, question] = self._spell_opening(question)
         return spelt[_OPENING, question]
 
     def path(
@@ -47,7 +47,7 @@ class OwnIds:
             path += spelt[key]
         return tuple(path)
 
-    def _open(self, question: str) -> Ids:
+    def _spell_opening(self, question: str) -> Ids:
         if self.form.system is None:
             begin = self.text.bos if self.form.opening.startswith("{bos}") else None
             words = self.text.encode(_fill_opening(self.form.opening, self.text.plain(question)))
@@ -80,9 +80,9 @@ class Dialogue:
     @classmethod
     def of(cls, form: RewardFormat, text: Text) -> Dialogue:
         """Raises ValueError if the chat template cannot be cut into such pieces."""
-        made = cls(form, text, str(form.good))
-        made._must_cut()
-        return made
+        dialogue = cls(form, text, str(form.good))
+        dialogue._must_cut()
+        return dialogue
 
     def opening(self, prompt: Sequence[int], question: str, spelt: Spelt) -> Ids:
         """Nothing: the question is part of the first turn."""
@@ -102,8 +102,8 @@ class Dialogue:
         return tuple(path)
 
     def _first(self, question: str, words: str) -> str:
-        asked = _fill_opening(self.form.opening, self.text.plain(question))
-        content = asked + self.text.plain(words.strip())
+        opening = _fill_opening(self.form.opening, self.text.plain(question))
+        content = opening + self.text.plain(words.strip())
         return self.text.render_chat([{"role": "user", "content": content}])
 
     def _later(self, words: str) -> str:
@@ -121,8 +121,8 @@ class Dialogue:
         whole = self.text.render_chat([turns[0], answer, turns[1]])
         pieces = [self._first(question, steps[0]), self._later(steps[1])]
         ids = [token for piece in pieces for token in self.text.encode_after(piece)]
-        answered = pieces[1].lstrip().startswith(self.good)
-        if ids != self.text.encode_after(whole) or not answered:
+        answer_first = pieces[1].lstrip().startswith(self.good)
+        if ids != self.text.encode_after(whole) or not answer_first:
             raise ValueError(
                 f"reward_format {self.form.name!r}: the chat template of {self.text.checkpoint} "
                 f"does not put {self.good!r} right after the assistant's opening, turn by turn"

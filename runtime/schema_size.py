@@ -21,19 +21,19 @@ def patterns_size(schema: Any) -> int:
 
 def _objects(schema: Any) -> Iterator[dict[str, Any]]:
     """Every object in it, without recursion."""
-    waiting = [schema]
-    while waiting:
-        part = waiting.pop()
+    stack = [schema]
+    while stack:
+        part = stack.pop()
         if isinstance(part, dict):
             yield part
-            waiting += part.values()
+            stack += part.values()
         elif isinstance(part, list):
-            waiting += part
+            stack += part
 
 
 def _own_size(part: dict[str, Any]) -> int:
-    pattern, named = part.get("pattern"), part.get("patternProperties")
-    size = sum(map(written_out, named)) if isinstance(named, dict) else 0
+    pattern, by_pattern = part.get("pattern"), part.get("patternProperties")
+    size = sum(map(written_out, by_pattern)) if isinstance(by_pattern, dict) else 0
     if isinstance(pattern, str):
         size += written_out(pattern)
     floor = part.get("minLength")
@@ -77,5 +77,5 @@ def _end_of_atom(pattern: str, at: int) -> int:
     """Behind an escape, a class or a character."""
     if pattern[at] == "\\":
         return at + 2
-    matched = _CLASS.match(pattern, at)
-    return at + 1 if matched is None else matched.end()
+    match = _CLASS.match(pattern, at)
+    return at + 1 if match is None else match.end()

@@ -50,21 +50,21 @@ class Supervised:
     def reap(self) -> None:
         """Take note of what has ended."""
         with contextlib.suppress(ChildProcessError):
-            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-                if ended[0] == self._child:
-                    self.status = ended[1]
+            while (process := os.waitpid(-1, os.WNOHANG))[0]:
+                if process[0] == self._child:
+                    self.status = process[1]
 
     def end(self, grace: float) -> None:
         """End everything, by force after so many seconds."""
         until = time.monotonic() + grace
         if grace:
             self._send(signal.SIGTERM)
-        while self._left():
+        while self._is_running():
             if time.monotonic() >= until:
                 self._send(signal.SIGKILL)
             time.sleep(LOOK_SECONDS)
 
-    def _left(self) -> bool:
+    def _is_running(self) -> bool:
         self.reap()
         return bool(descendants()) if LINUX else self.status is None
 
@@ -104,24 +104,24 @@ def descendants() -> list[int]:
         with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as stat:
             parent = stat.read().rpartition(b")")[2].split()[1]
             children[int(parent)].append(int(name))
-    found = [os.getpid()]
-    for pid in found:
-        found += children[pid]
-    return found[1:]
+    pids = [os.getpid()]
+    for pid in pids:
+        pids += children[pid]
+    return pids[1:]
 
 
 def main(command: list[str]) -> NoReturn:
     """Until the command has ended, or is to."""
-    woken, wake = os.pipe()
-    os.set_blocking(wake, False)
+    read_end, write_end = os.pipe()
+    os.set_blocking(write_end, False)
     for sign in (signal.SIGCHLD, *ENDING):
         signal.signal(sign, lambda *_: None)
-    signal.set_wakeup_fd(wake)
-    supervised, wanted = Supervised(command), True
-    while wanted and supervised.status is None:
-        ready, _, _ = select.select([sys.stdin, woken], [], [])
-        signs = os.read(woken, 4096) if woken in ready else b""
-        wanted = sys.stdin not in ready and not set(signs).intersection(ENDING)
+    signal.set_wakeup_fd(write_end)
+    supervised, running = Supervised(command), True
+    while running and supervised.status is None:
+        ready, _, _ = select.select([sys.stdin, read_end], [], [])
+        signs = os.read(read_end, 4096) if read_end in ready else b""
+        running = sys.stdin not in ready and not set(signs).intersection(ENDING)
         supervised.reap()
     supervised.end(0.0 if supervised.status is not None else GRACE_SECONDS)
     _end_as(os.waitstatus_to_exitcode(supervised.status or 0))

@@ -78,12 +78,12 @@ class Text:
     def eos(self) -> frozenset[int]:
         """The ids that end a reply, by the generation config, the config and the tokenizer."""
         generation = _read_json(self.checkpoint / "generation_config.json")
-        named = [
+        settings = [
             self._config.get("eos_token_id"),
             generation.get("eos_token_id"),
-            self._own("eos_token"),
+            self._named_token("eos_token"),
         ]
-        lists = (ids if isinstance(ids, list) else [ids] for ids in named)
+        lists = (ids if isinstance(ids, list) else [ids] for ids in settings)
         return frozenset(i for ids in lists for i in ids if isinstance(i, int))
 
     @cached_property
@@ -91,13 +91,13 @@ class Text:
         """The id that ends a reply, of several its tokenizer's. Raises ValueError if none does."""
         if not self.eos:
             raise ValueError(f"{self.checkpoint}: names no token that ends a reply; one is needed")
-        own = self._own("eos_token")
-        return min(self.eos) if own is None else own
+        token = self._named_token("eos_token")
+        return min(self.eos) if token is None else token
 
     @cached_property
     def bos(self) -> int | None:
         """The id of the token that begins a text; None if the tokenizer names none."""
-        return self._own("bos_token")
+        return self._named_token("bos_token")
 
     @cached_property
     def special(self) -> frozenset[int]:
@@ -153,8 +153,8 @@ class Text:
         """The ids of ``text`` as it stands amid a text: no space is put before its first word."""
         if not self._strips_first_space:
             return self.encode(text)
-        anchored, anchor = self.encode(_ANCHOR + text), len(self.encode(_ANCHOR))
-        return anchored[anchor:]
+        anchored_ids, anchor = self.encode(_ANCHOR + text), len(self.encode(_ANCHOR))
+        return anchored_ids[anchor:]
 
     def encode_prompt(self, text: str) -> list[int]:
         """``encode``, but PrefixTooLong, untokenised, for what cannot fit the context."""
@@ -209,8 +209,8 @@ class Text:
             for m in messages
         ]
         if self.tokenizer.chat_template is None:
-            asked = "".join(f"{m['content']}\n" for m in messages)
-            return self._framed(asked[:-1] if open_reply else asked)
+            prompt = "".join(f"{m['content']}\n" for m in messages)
+            return self._framed(prompt[:-1] if open_reply else prompt)
         rendered = self.tokenizer.apply_chat_template(
             messages,
             tools=_with_words(tools, self.plain),
@@ -230,8 +230,8 @@ class Text:
             return ToolTemplate(results=True)  # as any other content
 
         def render(messages: Messages, tools: Tools | None) -> str:
-            told = self.tokenizer.apply_chat_template([*messages], tools=tools, tokenize=False)  # type: ignore[arg-type]
-            return cast("str", told)
+            text = self.tokenizer.apply_chat_template([*messages], tools=tools, tokenize=False)  # type: ignore[arg-type]
+            return cast("str", text)
 
         return read_tool_template(render)
 
@@ -256,9 +256,9 @@ class Text:
         self._must_fit(text)
         if _BREAK not in text:
             return self._backend.encode(text).ids
-        framed, bare = self._backend.encode(_ANCHOR).ids, self.encode(_ANCHOR)
-        at = next(i for i in range(len(framed)) if framed[i : i + len(bare)] == bare)
-        return [*framed[:at], *self.encode(text), *framed[at + len(bare) :]]
+        ids, anchor = self._backend.encode(_ANCHOR).ids, self.encode(_ANCHOR)
+        at = next(i for i in range(len(ids)) if ids[i : i + len(anchor)] == anchor)
+        return [*ids[:at], *self.encode(text), *ids[at + len(anchor) :]]
 
     def _must_fit(self, text: str) -> None:
         if self._most_bytes is None or len(text) <= self._most_bytes // _CHARACTER_BYTES:
@@ -281,7 +281,7 @@ class Text:
         """Finds what is spelled like a token that is no text: one that the tokenizer says is
         special, one that ends a reply, or an added one that stands in brackets or that the chat
         template writes."""
-        spelled = {
+        spellings = {
             token.content
             for i, token in self._added.items()
             if token.special
@@ -289,7 +289,7 @@ class Text:
             or token.content[:1] in _BRACKETS
             or token.content in self._template
         }
-        names = sorted((n for n in spelled - _THOUGHTS if len(n) > 1), key=len, reverse=True)
+        names = sorted((n for n in spellings - _THOUGHTS if len(n) > 1), key=len, reverse=True)
         return re.compile("|".join(map(re.escape, names))) if names else None
 
     @cached_property
@@ -314,10 +314,10 @@ class Text:
             tail = self._bytes((token,)) + tail
         return tail
 
-    def _own(self, token: str) -> int | None:
+    def _named_token(self, token: str) -> int | None:
         """The id of a token that the tokenizer's settings name."""
-        named = _read_json(self.checkpoint / "tokenizer_config.json").get(token)
-        name = named.get("content") if isinstance(named, dict) else named
+        setting = _read_json(self.checkpoint / "tokenizer_config.json").get(token)
+        name = setting.get("content") if isinstance(setting, dict) else setting
         return None if name is None else self._backend.token_to_id(name)
 
     @cached_property
@@ -351,7 +351,7 @@ def _with_words(value: Any, change: Callable[[str], str]) -> Any:
     if isinstance(value, str):
         return change(value)
     if isinstance(value, Mapping):
-        return {name: _with_words(one, change) for name, one in value.items()}
+        return {name: _with_words(part, change) for name, part in value.items()}
     if isinstance(value, list | tuple):
-        return [_with_words(one, change) for one in value]
+        return [_with_words(part, change) for part in value]
     return value

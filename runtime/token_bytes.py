@@ -35,8 +35,8 @@ def spell_byte_level(name: str) -> bytes:
 
 def spell_sentencepiece(name: str) -> bytes:
     """The bytes that a token of a SentencePiece vocabulary stands for."""
-    one_byte = _BYTE_TOKEN.match(name)
-    return bytes([int(one_byte[1], 16)]) if one_byte else name.replace("▁", " ").encode()
+    match = _BYTE_TOKEN.match(name)
+    return bytes([int(match[1], 16)]) if match else name.replace("▁", " ").encode()
 
 
 def most_bytes_a_token(tokenizer: Mapping[str, Any], pieces: Iterable[bytes]) -> int | None:
@@ -78,5 +78,5 @@ def _lengthens(step: Mapping[str, Any]) -> bool:
     """Whether a replacement is no shorter than what it is put for."""
     if step["type"] != "Replace":
         return True
-    wanted = step["pattern"].get("String")
-    return wanted is not None and len(step["content"].encode()) >= len(wanted.encode())
+    pattern = step["pattern"].get("String")
+    return pattern is not None and len(step["content"].encode()) >= len(pattern.encode())

@@ -31,10 +31,10 @@ _CALL: Mapping[str, Any] = {
     "type": "function",
     "function": {"name": _NAME, "arguments": {"it": _VALUE}},
 }
-_ASKED: Messages = ({"role": "user", "content": "?"},)
-_CALLED: Messages = (*_ASKED, {"role": "assistant", "content": "", "tool_calls": [_CALL]})
-_ANSWERED: Messages = (
-    *_CALLED,
+_QUESTION: Messages = ({"role": "user", "content": "?"},)
+_WITH_CALL: Messages = (*_QUESTION, {"role": "assistant", "content": "", "tool_calls": [_CALL]})
+_WITH_RESULT: Messages = (
+    *_WITH_CALL,
     {"role": "tool", "tool_call_id": "call00000", "name": _NAME, "content": _RESULT},
 )
 _BARE = rf'\{{\s*"name":\s*"{_NAME}",\s*"(arguments|parameters)":\s*\{{'
@@ -55,13 +55,13 @@ class ToolTemplate:
 def read_tool_template(render: Render) -> ToolTemplate:
     """What a template does, by a conversation with a call; ``render`` may raise whatever templates
     raise of what they were not written for."""
-    told = _rendered(render, _ASKED)
-    called, answered = _rendered(render, _CALLED), _rendered(render, _ANSWERED)
+    question = _rendered(render, _QUESTION)
+    call, answer = _rendered(render, _WITH_CALL), _rendered(render, _WITH_RESULT)
     return ToolTemplate(
-        tools=_NAME in told,
-        calls=_VALUE in called,
-        results=_RESULT in answered,
-        form=_form(called) if _NAME in told else None,
+        tools=_NAME in question,
+        calls=_VALUE in call,
+        results=_RESULT in answer,
+        form=_form(call) if _NAME in question else None,
     )
 
 
@@ -72,8 +72,8 @@ def _rendered(render: Render, messages: Messages) -> str:
         return ""
 
 
-def _form(called: str) -> CallForm | None:
-    if re.search(rf"<tool_call>\s*{_BARE}", called):
+def _form(text: str) -> CallForm | None:
+    if re.search(rf"<tool_call>\s*{_BARE}", text):
         return "tagged"
-    bare = re.search(_BARE, called)
+    bare = re.search(_BARE, text)
     return "bare" if bare is not None and bare[1] == "parameters" else None

@@ -20,11 +20,11 @@ def user_cache() -> Path:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if os.access(folder, os.W_OK) and folder.stat().st_uid == os.getuid():
             return folder
-    return _passing()
+    return _temporary_folder()
 
 
 @cache
-def _passing() -> Path:
-    made = tempfile.mkdtemp(prefix="hedgerow-")
-    atexit.register(shutil.rmtree, made, ignore_errors=True)
-    return Path(made)
+def _temporary_folder() -> Path:
+    folder = tempfile.mkdtemp(prefix="hedgerow-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)

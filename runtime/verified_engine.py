@@ -66,11 +66,11 @@ class VerifiedEngine(EngineWrapper):
         trajectories: Sequence[Trajectory],
     ) -> list[float]:
         """One reward in [0, 1] a trajectory, rounded as rewards are. Raises VerifierFailed, too."""
-        judged = self._judge(question, trajectories)
+        verifier_rewards = self._judge(question, trajectories)
         if self._alone:
-            return await judged
-        own = super().score(tree, prompt, question, trajectories)
-        rewards, factors = await asyncio.gather(own, judged)
+            return await verifier_rewards
+        engine_rewards = super().score(tree, prompt, question, trajectories)
+        rewards, factors = await asyncio.gather(engine_rewards, verifier_rewards)
         return [round_reward(r * f) for r, f in zip(rewards, factors, strict=True)]
 
     async def usage(self) -> Usage:
@@ -92,11 +92,11 @@ class VerifiedEngine(EngineWrapper):
     async def _judge(self, question: str, trajectories: Sequence[Trajectory]) -> list[float]:
         batch: list[Judged] = [{"question": question, "steps": [*t.texts]} for t in trajectories]
         self._calls += 1
-        begun = self._clock()
+        start = self._clock()
         try:
             return await self._verifier.verify(batch)
         except VerifierFailed:
             self._failures += 1
             raise
         finally:
-            self._seconds += self._clock() - begun
+            self._seconds += self._clock() - start

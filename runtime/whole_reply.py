@@ -30,5 +30,5 @@ class WholeReply:
     ) -> Ids:
         """Opening, reply, closing."""
         reply = self.text.plain("".join(trajectory.texts).strip())
-        ended = self.text.encode_after(reply + self.form.closing)
-        return (*self.opening(prompt, question, spelt), *ended)
+        reply_ids = self.text.encode_after(reply + self.form.closing)
+        return (*self.opening(prompt, question, spelt), *reply_ids)

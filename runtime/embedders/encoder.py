@@ -47,9 +47,9 @@ class Encoder:
         self._model = AutoModel.from_pretrained(
             str(folder), dtype=torch.float32, local_files_only=True, use_safetensors=True
         ).eval()
-        own: dict[str, Any] = _read_json(folder / _SENTENCES, {})
-        most = [own.get("max_seq_length"), getattr(self._model.config, _POSITIONS, None)]
-        self._longest = min((int(length) for length in most if length), default=512)
+        settings: dict[str, Any] = _read_json(folder / _SENTENCES, {})
+        limits = [settings.get("max_seq_length"), getattr(self._model.config, _POSITIONS, None)]
+        self._longest = min((int(length) for length in limits if length), default=512)
         self.batch = self._checked_batch()
 
     def embed_texts(self, texts: Sequence[str]) -> list[tuple[float, ...]]:
@@ -71,15 +71,15 @@ class Encoder:
         vectors: dict[int, tuple[float, ...]] = {}
         for length, places in self._alike(ids):
             for first in range(0, len(places), batch):
-                some = places[first : first + batch]
-                vectors |= zip(some, self._read([ids[i] for i in some], length), strict=True)
+                group = places[first : first + batch]
+                vectors |= zip(group, self._read([ids[i] for i in group], length), strict=True)
         return [vectors[i] for i in range(len(ids))]
 
     def _alike(self, ids: Sequence[Sequence[int]]) -> Iterator[tuple[int, list[int]]]:
         """Padded lengths, and the places of the texts that have them."""
         places: dict[int, list[int]] = defaultdict(list)
-        for place, own in enumerate(ids):
-            padded = -(-len(own) // MULTIPLE) * MULTIPLE
+        for place, text_ids in enumerate(ids):
+            padded = -(-len(text_ids) // MULTIPLE) * MULTIPLE
             places[min(self._longest, padded)].append(place)
         yield from places.items()
 
@@ -87,14 +87,14 @@ class Encoder:
         """One pass over texts of one padded length."""
         padded = torch.full((len(ids), length), self._tokenizer.pad_token_id or 0)
         mask = torch.zeros_like(padded)
-        for row, own in enumerate(ids):
-            padded[row, : len(own)] = torch.tensor(own)
-            mask[row, : len(own)] = 1
+        for row, text_ids in enumerate(ids):
+            padded[row, : len(text_ids)] = torch.tensor(text_ids)
+            mask[row, : len(text_ids)] = 1
         with torch.inference_mode():
             states = self._model(input_ids=padded, attention_mask=mask).last_hidden_state.double()
         pooled = (
-            states[row, 0] if self._pooling == "cls" else states[row, : len(own)].mean(0)
-            for row, own in enumerate(ids)
+            states[row, 0] if self._pooling == "cls" else states[row, : len(text_ids)].mean(0)
+            for row, text_ids in enumerate(ids)
         )
         return [tuple(vector.tolist()) for vector in pooled]
 

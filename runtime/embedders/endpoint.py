@@ -41,16 +41,16 @@ class Endpoint:
         """
         if not texts:
             return []
-        asked = [text.strip() or "." for text in texts]
-        body = {"model": self._options.model, "input": asked, "encoding_format": "float"}
+        inputs = [text.strip() or "." for text in texts]
+        body = {"model": self._options.model, "input": inputs, "encoding_format": "float"}
         try:
             async with asyncio.timeout(self._options.seconds):  # httpx's own is for each byte anew
                 answer = await self._client.post(self._options.url, json=body)
             answer.raise_for_status()
             vectors = _vectors(answer.json())
         except (TimeoutError, httpx.TimeoutException) as error:
-            late = f"within {self._options.seconds:g} s"
-            raise EmbeddingMissing(f"the embeddings endpoint gave no answer {late}") from error
+            limit = f"within {self._options.seconds:g} s"
+            raise EmbeddingMissing(f"the embeddings endpoint gave no answer {limit}") from error
         except httpx.HTTPStatusError as error:
             status = error.response.status_code
             raise EmbeddingMissing(

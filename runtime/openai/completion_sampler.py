@@ -56,9 +56,9 @@ class CompletionSampler(PolicySampler[OpenaiSearch, CompletionServer]):
             assert dialect is not None, "a server is asked when it has been met"
             body = step.body(dialect) | search.marks(server)
             answer = await server.ask(COMPLETIONS, body)
-            drawn = step.take(answer, dialect, self._text)
+            count = step.take(answer, dialect, self._text)
             self._count(search, server, before, answer)
-            search.costs.add_decoded(len(before), max(drawn, dialect.drawn_beyond(answer)))
+            search.costs.add_decoded(len(before), max(count, dialect.drawn_tokens(answer)))
 
         while step.finish is None:
             await self.fleet.ask(search.tree, search.prompt, ask)
@@ -74,23 +74,23 @@ class CompletionSampler(PolicySampler[OpenaiSearch, CompletionServer]):
             return answer
 
         answer = await self.fleet.ask(search.tree, search.prompt, ask)
-        told = answer["choices"][0].get("prompt_logprobs")
-        if not told or len(told) != len(path):
+        entries = answer["choices"][0].get("prompt_logprobs")
+        if not entries or len(entries) != len(path):
             raise EngineError(
                 "the server tells no log-probabilities of a prompt: what was drawn elsewhere has "
                 "no reward without a reward model"
             )
-        own = [told[at][str(path[at])]["logprob"] for at in range(start, len(path))]
-        return math.fsum(own), len(own)
+        logprobs = [entries[at][str(path[at])]["logprob"] for at in range(start, len(path))]
+        return math.fsum(logprobs), len(logprobs)
 
     def _count(
         self, search: OpenaiSearch, server: CompletionServer, prefix: Path, answer: Json
     ) -> None:
         """What a request has cost that read a prefix; where the server does not tell what was
         cached, that is what was read before."""
-        known = prefix in search.read
+        cached_before = prefix in search.cached_paths
         cached = cached_tokens(answer)
         if cached is None:
-            cached = (len(prefix) - 1) // server.block * server.block if known else 0
-        search.costs.read(len(prefix), cached, known=known, block=server.block)
-        search.read.add(prefix)
+            cached = (len(prefix) - 1) // server.block * server.block if cached_before else 0
+        search.costs.read(len(prefix), cached, known=cached_before, block=server.block)
+        search.cached_paths.add(prefix)

@@ -96,8 +96,8 @@ class CompletionServer(RemoteServer):
         if response.is_server_error:
             raise self.lose(f"status {response.status_code}")
         try:
-            listed = response.json()["data"]
-            return [dict(model) for model in listed]
+            models = response.json()["data"]
+            return [dict(model) for model in models]
         except (ValueError, LookupError, TypeError):
             kind = response.headers.get("content-type", "").partition(";")[0] or "nothing"
             raise WrongServer(

@@ -13,7 +13,7 @@ from runtime.openai.reward_requests import PathsRequest, reward_request, trial_p
 from runtime.openai.sampling_fields import HONOURED
 from runtime.openai.score_route import ScoreRoute
 from runtime.openai.served_reward_model import ServedRewardModel
-from runtime.openai.server_trials import dialect_of, say, tried
+from runtime.openai.server_trials import ask_trial, dialect_of, say
 from runtime.reward_format import reward_format
 from runtime.servers.fleet import Fleet
 from runtime.servers.policy_scorers import LikelihoodScorer, PolicyJudge
@@ -41,15 +41,15 @@ class OpenaiEngine(ServedEngine[OpenaiSearch, CompletionServer, CompletionSample
             reward_request(self._form, self._reward_text, self._text) if self._reward_text else None
         )
         self._policy = self._fleet("policy", options.policy)
-        judged = reward or (options.reward if self._form.by_score_route else None)
-        self._rewards = self._fleet("reward", judged)
+        scoring_model = reward or (options.reward if self._form.by_score_route else None)
+        self._rewards = self._fleet("reward", scoring_model)
         self._score_route = ScoreRoute(self._rewards) if self._form.by_score_route else None
         self._numbers = itertools.count()
 
     @classmethod
     async def start(cls, options: OpenaiOptions) -> OpenaiEngine:
         """As ``started``. Raises what is wrong with the options too."""
-        return await cls(options).started()
+        return await cls(options).connect()
 
     async def _end(self, search: OpenaiSearch) -> None:
         await search.stop()
@@ -62,7 +62,7 @@ class OpenaiEngine(ServedEngine[OpenaiSearch, CompletionServer, CompletionSample
             self._searches[tree] = OpenaiSearch(tree, next(self._numbers))
         return self._searches[tree]
 
-    def _fleet(self, what: str, model: ServedModel | None) -> Fleet[CompletionServer]:
+    def _fleet(self, kind: str, model: ServedModel | None) -> Fleet[CompletionServer]:
         """The servers of a kind; none where none is needed."""
         options = self._options
         servers = [
@@ -71,13 +71,13 @@ class OpenaiEngine(ServedEngine[OpenaiSearch, CompletionServer, CompletionSample
                 options.times,
                 model.name,
                 model.all_headers(),
-                self._try_policy if what == "policy" else self._try_reward,
-                setting=f"{what}_name",
+                self._try_policy if kind == "policy" else self._try_reward,
+                setting=f"{kind}_name",
             )
             for model in ([model] if model else [])
             for url in model.urls
         ]
-        return Fleet(what, servers, options.recovery_seconds, self._routing)
+        return Fleet(kind, servers, options.recovery_seconds, self._routing)
 
     async def _try_policy(self, server: CompletionServer) -> None:
         """How it speaks; what trees go without there is said once."""
@@ -92,7 +92,7 @@ class OpenaiEngine(ServedEngine[OpenaiSearch, CompletionServer, CompletionSample
             return await self._score_route.try_out(server)
         assert self._request is not None, "a reward server is asked in a format"
         body = self._request.body([trial_path(self._request)])
-        answer = await tried(server, self._request.route, body)
+        answer = await ask_trial(server, self._request.route, body)
         try:
             self._request.rewards(answer)
         except EngineError as error:

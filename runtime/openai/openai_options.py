@@ -28,8 +28,8 @@ class ServedModel:
 
     def all_headers(self) -> dict[str, str]:
         """The key among them."""
-        own = {} if self.key is None else {"Authorization": f"Bearer {self.key}"}
-        return {**self.headers, **own}
+        authorization = {} if self.key is None else {"Authorization": f"Bearer {self.key}"}
+        return {**self.headers, **authorization}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class OpenaiOptions(ServerOptions):
                 check_url(name, url)
         form = reward_format(self.reward_format)
         if (form.needs_model or form.by_score_route) and not (self.reward and self.reward.urls):
-            also = "" if form.by_score_route else " and its checkpoint's folder"
+            addition = "" if form.by_score_route else " and its checkpoint's folder"
             raise ValueError(
-                f"reward_urls: none; reward_format {self.reward_format!r} needs a server{also}"
+                f"reward_urls: none; reward_format {self.reward_format!r} needs a server{addition}"
             )

@@ -22,13 +22,13 @@ class OpenaiSearch(ServedSearch):
 
     number: int
 
-    async def asked_once(self, keys: Sequence[K], ask: AskNumbers[K]) -> list[float]:
+    async def ask_once(self, keys: Sequence[K], ask: AskNumbers[K]) -> list[float]:
         """A number for each key; keys that are alike are asked for once."""
-        unlike = list(dict.fromkeys(keys))
-        if not unlike:
+        distinct = list(dict.fromkeys(keys))
+        if not distinct:
             return []
-        (numbers,) = await self.together([ask(unlike)])
-        by_key = dict(zip(unlike, numbers, strict=True))
+        (numbers,) = await self.together([ask(distinct)])
+        by_key = dict(zip(distinct, numbers, strict=True))
         return [by_key[key] for key in keys]
 
     def marks(self, server: CompletionServer) -> dict[str, Any]:

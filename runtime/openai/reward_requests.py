@@ -71,9 +71,9 @@ class VerdictLogprobs:
         return [self._share(choice) for choice in choices]
 
     def _share(self, choice: Json) -> float:
-        told = (choice.get("logprobs") or {}).get("top_logprobs") or [{}]
+        positions = (choice.get("logprobs") or {}).get("top_logprobs") or [{}]
         good, bad = (
-            self._logprob(told[0], token) for token in (self.softmax.good, self.softmax.bad)
+            self._logprob(positions[0], token) for token in (self.softmax.good, self.softmax.bad)
         )
         if good is None or bad is None:
             missing = self.softmax.bad if good is not None else self.softmax.good
@@ -83,9 +83,9 @@ class VerdictLogprobs:
             )
         return self.softmax.share(good, bad)
 
-    def _logprob(self, told: Mapping[str, float], token: int) -> float | None:
-        named = told.get(f"{NAMED_ID}{token}")
-        return told.get(self.pieces[token].decode(errors="replace")) if named is None else named
+    def _logprob(self, logprobs: Mapping[str, float], token: int) -> float | None:
+        by_id = logprobs.get(f"{NAMED_ID}{token}")
+        return logprobs.get(self.pieces[token].decode(errors="replace")) if by_id is None else by_id
 
 
 @dataclass(frozen=True, slots=True)

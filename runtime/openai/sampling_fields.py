@@ -18,9 +18,9 @@ def sampling_fields(sampling: Sampling, path: int, most: int) -> dict[str, Any]:
     so that a step is cut here.
     """
     params = sampling.logits
-    asked = {name: getattr(params, name) for name in params.asked() if name in HONOURED}
-    if "min_tokens" in asked:
-        asked["min_tokens"] = sampling.min_tokens_left(path, most)
-    if "logit_bias" in asked:
-        asked["logit_bias"] = {str(token): bias for token, bias in params.logit_bias}
-    return asked
+    fields = {name: getattr(params, name) for name in params.asked() if name in HONOURED}
+    if "min_tokens" in fields:
+        fields["min_tokens"] = sampling.min_tokens_left(path, most)
+    if "logit_bias" in fields:
+        fields["logit_bias"] = {str(token): bias for token, bias in params.logit_bias}
+    return fields

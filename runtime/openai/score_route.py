@@ -8,7 +8,7 @@ from typing import Any
 
 from runtime.openai.completion_server import CompletionServer, Json
 from runtime.openai.openai_search import OpenaiSearch
-from runtime.openai.server_trials import tried
+from runtime.openai.server_trials import ask_trial
 from runtime.servers.fleet import Fleet
 from runtime.servers.request_costs import Path
 from runtime.servers.server_errors import WrongServer
@@ -17,7 +17,7 @@ from search.engine import EngineError, Trajectory
 ROUTE = "/v1/score"
 SEED = 0
 """Of a judge's verdicts there: equal steps have equal rewards in every round."""
-TRIED = "What is 1 + 1?", ("1 + 1 = 2.\n\n", "The answer is 2.")
+TRIAL = "What is 1 + 1?", ("1 + 1 = 2.\n\n", "The answer is 2.")
 Texts = tuple[str, ...]
 
 
@@ -35,8 +35,8 @@ class ScoreRoute:
 
     async def try_out(self, server: CompletionServer) -> None:
         """Learn what gives rewards there. Raises WrongServer where nothing does; EngineDown."""
-        question, steps = TRIED
-        answer = await tried(server, ROUTE, _body(question, [steps]))
+        question, steps = TRIAL
+        answer = await ask_trial(server, ROUTE, _body(question, [steps]))
         try:
             (rewards,) = (item["rewards"] for item in answer["data"])
             self.outcome = rewards[0] is None
@@ -53,8 +53,8 @@ class ScoreRoute:
         trajectories: Sequence[Trajectory],
     ) -> list[float]:
         """One reward a trajectory; steps that are alike are sent once."""
-        texts = [_said(trajectory) for trajectory in trajectories]
-        return await search.asked_once(texts, partial(self._ask, search, prompt, question))
+        texts = [_texts_of(trajectory) for trajectory in trajectories]
+        return await search.ask_once(texts, partial(self._ask, search, prompt, question))
 
     async def _ask(
         self, search: OpenaiSearch, prompt: Path, question: str, replies: Sequence[Texts]
@@ -68,7 +68,7 @@ class ScoreRoute:
         return _scores(answer, len(replies))
 
 
-def _said(trajectory: Trajectory) -> Texts:
+def _texts_of(trajectory: Trajectory) -> Texts:
     """Its steps' words. One without any, as a lone end token, is left out: texts alone are sent; a
     reply that has none at all is an empty line."""
     return tuple(text for text in trajectory.texts if text) or ("\n",)

@@ -41,7 +41,7 @@ class ServedRewardModel:
                     f"a trajectory of {len(path)} tokens does not fit the reward model's context "
                     f"of {self._context}"
                 )
-        return await search.asked_once(paths, partial(self._ask, search, prompt))
+        return await search.ask_once(paths, partial(self._ask, search, prompt))
 
     async def _ask(self, search: OpenaiSearch, prompt: Path, paths: Sequence[Path]) -> list[float]:
         async def ask(server: CompletionServer) -> Json:

@@ -51,21 +51,21 @@ class Dialect:
         Raises WrongServer where token ids come back that are not the tokenizer's own, or nothing.
         """
         choices = [answer["choices"][0] for answer in answers]
-        drawn = [token_ids(choice) for choice in choices]
-        if drawn[0] is not None:
-            _must_be_spelt(url, drawn[0], str(choices[0].get("text", "")), text)
+        draws = [token_ids(choice) for choice in choices]
+        if draws[0] is not None:
+            _must_be_spelt(url, draws[0], str(choices[0].get("text", "")), text)
         elif not any(choice.get("text") for choice in choices):
             raise WrongServer(f"{url}: its completions tell neither token ids nor text")
-        ids = drawn[0] is not None
+        ids = draws[0] is not None
         return cls(
             extras=extras,
             ids=ids,
             logprobs=ids and token_logprobs(choices[0]) is not None,
-            seeds=drawn[0] == drawn[1] if ids else choices[0]["text"] == choices[1]["text"],
+            seeds=draws[0] == draws[1] if ids else choices[0]["text"] == choices[1]["text"],
             cached=cached_tokens(answers[0]) is not None,
         )
 
-    def drawn_beyond(self, answer: Json) -> int:
+    def drawn_tokens(self, answer: Json) -> int:
         """The tokens that an answer was drawn for, where what stops a step does not stop the
         server; 0 where it does, or does not say."""
         return 0 if self.stops else int((answer.get("usage") or {}).get("completion_tokens") or 0)
@@ -74,28 +74,28 @@ class Dialect:
         """What trees go without on such a server, in words."""
         texts = "token ids: each step's text is tokenised here (retokenized_steps counts them)"
         waste = "what stopped a step: it draws on, and is cut here"
-        said = {
+        abilities = {
             texts: self.ids,
             waste: self.stops,
             "log-probabilities: rewards without a reward model need them": self.logprobs,
             "the same draws for the same seed: trees are drawn anew each time": self.seeds,
         }
-        return [words for words, able in said.items() if not able]
+        return [words for words, able in abilities.items() if not able]
 
 
-def _must_be_spelt(url: str, ids: Sequence[int], said: str, text: Text) -> None:
+def _must_be_spelt(url: str, ids: Sequence[int], server_text: str, text: Text) -> None:
     """Raises WrongServer where the tokenizer here has other words for these ids, or none."""
-    strange = [token for token in ids if not 0 <= token < text.model_vocab]
-    if strange:
+    unknown = [token for token in ids if not 0 <= token < text.model_vocab]
+    if unknown:
         raise WrongServer(
-            f"{url} drew token {strange[0]}; the model of {text.checkpoint} has ids from 0 to "
+            f"{url} drew token {unknown[0]}; the model of {text.checkpoint} has ids from 0 to "
             f"{text.model_vocab - 1}: name the model that the server serves"
         )
-    read = text.decode(ids)
-    if said.strip() != read.strip():
+    own_text = text.decode(ids)
+    if server_text.strip() != own_text.strip():
         raise WrongServer(
-            f"{url} spells the tokens {ids} {said!r}, the tokenizer of {text.checkpoint} "
-            f"{read!r}: name the model that the server serves"
+            f"{url} spells the tokens {ids} {server_text!r}, the tokenizer of {text.checkpoint} "
+            f"{own_text!r}: name the model that the server serves"
         )
 
 
@@ -118,8 +118,8 @@ def grammar_fields(name: str | None, grammar: str) -> dict[str, Any]:
         case "structured_outputs":
             return {name: {"json": schema}}
         case "response_format":
-            named = {"name": "reply", "schema": schema, "strict": True}
-            return {name: {"type": "json_schema", "json_schema": named}}
+            response_format = {"name": "reply", "schema": schema, "strict": True}
+            return {name: {"type": "json_schema", "json_schema": response_format}}
     raise EngineError("grammar: the server holds to no schema")
 
 
@@ -137,9 +137,9 @@ def token_ids(choice: Json) -> list[int] | None:
 def ids_of_text(choice: Json, stops: Sequence[str], text: Text) -> list[int]:
     """The ids of a choice that tells text alone, with the end token where the model drew it: what
     stopped it is no stop string then."""
-    said = str(choice.get("text") or "")
-    ids = text.encode_after(said)
-    by_stop = said.endswith(tuple(stops))
+    reply = str(choice.get("text") or "")
+    ids = text.encode_after(reply)
+    by_stop = reply.endswith(tuple(stops))
     if choice.get("finish_reason") == "stop" and not by_stop and not text.eos & {*ids[-1:]}:
         ids.append(text.end)
     return ids
@@ -147,14 +147,14 @@ def ids_of_text(choice: Json, stops: Sequence[str], text: Text) -> list[int]:
 
 def token_logprobs(choice: Json) -> list[float] | None:
     """Of each token drawn; None where they are not told."""
-    told = (choice.get("logprobs") or {}).get("token_logprobs")
-    return None if told is None or None in told else list(told)
+    logprobs = (choice.get("logprobs") or {}).get("token_logprobs")
+    return None if logprobs is None or None in logprobs else list(logprobs)
 
 
 def top_logprobs(choice: Json, place: int, most: int) -> list[float]:
     """The likeliest tokens' at a place of what was drawn, at most ``most`` of them."""
-    told = (choice.get("logprobs") or {}).get("top_logprobs") or []
-    at = told[place] if len(told) > place else None
+    positions = (choice.get("logprobs") or {}).get("top_logprobs") or []
+    at = positions[place] if len(positions) > place else None
     return sorted((at or {}).values(), reverse=True)[:most]
 
 

@@ -21,7 +21,7 @@ from search.engine import EngineDown, EngineError
 
 log = logging.getLogger(__name__)
 
-TRIED = "Three and four are"
+TRIAL_PROMPT = "Three and four are"
 """What a policy server goes on from, to show how it speaks."""
 CONSTANT = 7193
 """What nobody says who is not held to it."""
@@ -29,23 +29,23 @@ CONSTANT = 7193
 
 async def dialect_of(server: CompletionServer, text: Text) -> Dialect:
     """How it speaks. Raises WrongServer for one that cannot serve trees; EngineDown."""
-    prompt = text.encode(TRIED)
+    prompt = text.encode(TRIAL_PROMPT)
     extras = True
     try:
-        first = await tried(server, COMPLETIONS, trial(prompt, SEEDS[0]))
-    except WrongServer as refused:  # what is not OpenAI's, it may be
+        first = await ask_trial(server, COMPLETIONS, trial(prompt, SEEDS[0]))
+    except WrongServer as refusal:  # what is not OpenAI's, it may be
         extras = False
         try:
-            first = await tried(server, COMPLETIONS, trial(prompt, SEEDS[0], extras=False))
+            first = await ask_trial(server, COMPLETIONS, trial(prompt, SEEDS[0], extras=False))
         except WrongServer:
-            raise refused from None
+            raise refusal from None
     bodies = [trial(prompt, seed, extras=extras) for seed in SEEDS[1:]]
-    more = [await tried(server, COMPLETIONS, body) for body in bodies]
-    found = Dialect.of(server.url, [first, *more], text, extras=extras)
-    found = replace(found, grammar=await _grammar_field(server, prompt, extras=extras))
-    if found.ids:
-        return found
-    return replace(found, stops=await _keeps_stops(server, prompt, extras=extras))
+    answers = [await ask_trial(server, COMPLETIONS, body) for body in bodies]
+    dialect = Dialect.of(server.url, [first, *answers], text, extras=extras)
+    dialect = replace(dialect, grammar=await _grammar_field(server, prompt, extras=extras))
+    if dialect.ids:
+        return dialect
+    return replace(dialect, stops=await _keeps_stops(server, prompt, extras=extras))
 
 
 def say(server: CompletionServer, dialect: Dialect) -> None:
@@ -58,7 +58,7 @@ def say(server: CompletionServer, dialect: Dialect) -> None:
         )
 
 
-async def tried(server: CompletionServer, path: str, body: Any) -> Json:
+async def ask_trial(server: CompletionServer, path: str, body: Any) -> Json:
     """The answer to a trial. Raises WrongServer where it is refused, EngineDown without one."""
     try:
         return await server.ask(path, body)
@@ -73,25 +73,25 @@ async def _grammar_field(
 ) -> str | None:
     """By which field a server says the one thing that a schema allows; None: by none known."""
     for name in GRAMMAR_FIELDS:
-        held = grammar_fields(name, f'{{"const":{CONSTANT}}}')
+        fields = grammar_fields(name, f'{{"const":{CONSTANT}}}')
         try:
-            said = await _said(server, stop_trial(prompt, None, extras=extras) | held)
+            reply = await _text_of(server, stop_trial(prompt, None, extras=extras) | fields)
         except WrongServer:
             continue
-        if said.lstrip().startswith(str(CONSTANT)):  # the end may be spelt out after it
+        if reply.lstrip().startswith(str(CONSTANT)):  # the end may be spelt out after it
             return name
     return None
 
 
 async def _keeps_stops(server: CompletionServer, prompt: list[int], *, extras: bool) -> bool:
     """Whether the likeliest words come back with what is to stop them, a letter of theirs."""
-    words = await _said(server, stop_trial(prompt, None, extras=extras))
+    words = await _text_of(server, stop_trial(prompt, None, extras=extras))
     letters = words.strip()
     if not letters:
         return False
-    return letters[0] in await _said(server, stop_trial(prompt, letters[0], extras=extras))
+    return letters[0] in await _text_of(server, stop_trial(prompt, letters[0], extras=extras))
 
 
-async def _said(server: CompletionServer, body: Any) -> str:
-    answer = await tried(server, COMPLETIONS, body)
+async def _text_of(server: CompletionServer, body: Any) -> str:
+    answer = await ask_trial(server, COMPLETIONS, body)
     return str(answer["choices"][0].get("text") or "")

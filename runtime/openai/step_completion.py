@@ -39,11 +39,11 @@ class StepCompletion(DrawnStep):
         sampling = self.sampling
         body: dict[str, Any] = {
             "prompt": list(self.path),
-            "max_tokens": self.left,
+            "max_tokens": self.remaining,
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "seed": self._seed() & LARGEST_SEED,
-            **sampling_fields(sampling, len(self.path), self.left),
+            **sampling_fields(sampling, len(self.path), self.remaining),
         }
         if dialect.stops:
             body |= {"stop": list(sampling.stop)}
@@ -66,15 +66,15 @@ class StepCompletion(DrawnStep):
                 f"{choice.get('finish_reason')}"
             )
         self.retokenized |= not dialect.ids
-        self.told &= dialect.logprobs
+        self.has_logprobs &= dialect.logprobs
         logprobs = token_logprobs(choice) if dialect.logprobs else [0.0] * len(ids)
         if logprobs is None or len(logprobs) != len(ids):
             raise EngineError("the server told no log-probabilities of what it drew")
-        taken = self.add(zip(ids, logprobs, strict=True))
-        self.entropy = entropy(top_logprobs(choice, taken - 1, TOP))
+        count = self.add(zip(ids, logprobs, strict=True))
+        self.entropy = entropy(top_logprobs(choice, count - 1, TOP))
         return len(ids)
 
     def _seed(self) -> int:
         """A step that goes on draws with a seed of its own: a server starts anew with each."""
-        drawn = len(self.tokens)
-        return step_seed(self.branch.seed, (drawn,)) if drawn else self.branch.seed
+        count = len(self.tokens)
+        return step_seed(self.branch.seed, (count,)) if count else self.branch.seed

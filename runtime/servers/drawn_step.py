@@ -38,7 +38,7 @@ class DrawnStep:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     entropy: float = 0.0
     finish: Finish | None = None
-    told: bool = True
+    has_logprobs: bool = True
 
     @property
     def path(self) -> tuple[int, ...]:
@@ -46,34 +46,34 @@ class DrawnStep:
         return (*self.branch.tokens, *self.tokens)
 
     @property
-    def left(self) -> int:
+    def remaining(self) -> int:
         """Most tokens that may still be drawn."""
         return self.branch.limit - len(self.tokens)
 
-    def add(self, drawn: Iterable[tuple[int, float]]) -> int:
+    def add(self, draws: Iterable[tuple[int, float]]) -> int:
         """Add ids and log-probabilities up to where the step ends; how many were taken.
 
         ``finish`` says so if it ends. Raises EngineError for one under a grammar that does not: the
         server would begin the grammar anew.
         """
-        taken = 0
-        for token, logprob in drawn:
+        count = 0
+        for token, logprob in draws:
             self.tokens.append(token)
             self.logprob += logprob
-            taken += 1
+            count += 1
             self.finish = self._finish()
             if self.finish is not None:
                 break
         if self.finish is None and self.sampling.grammar is not None:
-            raise EngineError(f"grammar: the server ended a reply early, after {taken} tokens")
-        return taken
+            raise EngineError(f"grammar: the server ended a reply early, after {count} tokens")
+        return count
 
     def step(self, text: Text) -> Step:
         """What it has become, once it has an end."""
         assert self.finish is not None, "the step is complete"
         tokens = tuple(self.tokens)
         words = text.decode(tokens, self.branch.tokens, last=self.finish is Finish.END)
-        if not self.told:
+        if not self.has_logprobs:
             return Step(tokens, words, self.finish, None, None)
         mean, logprobs = self.logprob / len(tokens), tuple(self.logprobs)
         return Step(tokens, words, self.finish, mean, self.entropy, logprobs=logprobs)
@@ -89,5 +89,5 @@ class DrawnStep:
 def entropy(logprobs: Sequence[float]) -> float:
     """Of these log-probabilities and what is left to one, in nats: at most the true entropy."""
     shares = [math.exp(logprob) for logprob in logprobs]
-    other = max(0.0, 1.0 - math.fsum(shares))
-    return -math.fsum(p * math.log(p) for p in (*shares, other) if p > 0.0)
+    rest = max(0.0, 1.0 - math.fsum(shares))
+    return -math.fsum(p * math.log(p) for p in (*shares, rest) if p > 0.0)

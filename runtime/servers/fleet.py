@@ -42,14 +42,14 @@ class Fleet(Generic[S]):
 
     def __init__(
         self,
-        what: str,
+        kind: str,
         replicas: Sequence[S],
         recovery: float = 0.0,
         routing: Routing | None = None,
     ) -> None:
         """``what`` the servers are for, in words; ``recovery``: most seconds that a search waits
         for one where all are lost; ``routing``: what routers before them are told."""
-        self.what = what
+        self.kind = kind
         self.replicas = tuple(replicas)
         self.waiting = 0
         self._recovery = recovery
@@ -71,8 +71,8 @@ class Fleet(Generic[S]):
         counts = Counter(replica.url for replica in self._places.values())
         most = math.ceil(SLACK * (len(self._places) + 1) / len(up))
         ranked = rendezvous(prompt, [replica.url for replica in up])
-        chosen = next(url for url in ranked if counts[url] < most or url == ranked[-1])
-        self._places[tree] = next(replica for replica in up if replica.url == chosen)
+        target = next(url for url in ranked if counts[url] < most or url == ranked[-1])
+        self._places[tree] = next(replica for replica in up if replica.url == target)
         return self._places[tree]
 
     def up(self) -> list[S]:
@@ -80,7 +80,7 @@ class Fleet(Generic[S]):
         up = [replica for replica in self.replicas if replica.up]
         if not up:
             urls = ", ".join(replica.wrong or replica.url for replica in self.replicas)
-            raise EngineDown(f"no {self.what} server answers: {urls}")
+            raise EngineDown(f"no {self.kind} server answers: {urls}")
         return up
 
     @property
@@ -103,8 +103,8 @@ class Fleet(Generic[S]):
             try:
                 with self.routing.of(tree):
                     return await replica.while_up(work(replica))
-            except ReplicaLost as lost:
-                faults += lost.answered
+            except ReplicaLost as error:
+                faults += error.answered
                 if faults > MOST_FAULTS:
                     raise
                 self.sent_again += 1
@@ -117,9 +117,9 @@ class Fleet(Generic[S]):
             try:
                 return self.place(tree, prompt)
             except EngineDown:
-                if (left := until - time.monotonic()) <= 0:
+                if (remaining := until - time.monotonic()) <= 0:
                     raise
-            await self._any_up(left)
+            await self._any_up(remaining)
 
     async def _any_up(self, seconds: float) -> None:
         """Until a server is up, at most so long."""
@@ -164,11 +164,11 @@ async def _metrics_of(replica: RemoteServer) -> ServerMetrics:
 async def wait_for_all(fleets: Iterable[Fleet[Any]], seconds: float) -> None:
     """``wait_for`` each server of some fleets, all at once. Raises what the first failure is:
     what one server is will not get better."""
-    replicas = [(replica, fleet.what) for fleet in fleets for replica in fleet.replicas]
-    await all_of(wait_for(replica, what, seconds) for replica, what in replicas)
+    replicas = [(replica, fleet.kind) for fleet in fleets for replica in fleet.replicas]
+    await all_of(wait_for(replica, kind, seconds) for replica, kind in replicas)
 
 
-async def wait_for(replica: RemoteServer, what: str, seconds: float) -> None:
+async def wait_for(replica: RemoteServer, kind: str, seconds: float) -> None:
     """Until a server is ready and says that it is the one to be; ``what`` it is for is said.
 
     Raises ValueError at once for another server than is needed, EngineDown after ``seconds``.
@@ -190,20 +190,20 @@ async def wait_for(replica: RemoteServer, what: str, seconds: float) -> None:
                 return
             await asyncio.sleep(LOOK_SECONDS)
 
-    def say(waited: float) -> None:
+    def say(elapsed: float) -> None:
         reason = why or f"{replica.url} has not answered yet"
         log.warning(
-            "waiting for a %s server, %.0f of up to %g s: %s", what, waited, seconds, reason
+            "waiting for a %s server, %.0f of up to %g s: %s", kind, elapsed, seconds, reason
         )
 
     try:
         async with asyncio.timeout(seconds):
             await report_while(meet(), say)
     except WrongServer as error:
-        raise ValueError(f"{what}_urls: {error}") from error
+        raise ValueError(f"{kind}_urls: {error}") from error
     except TimeoutError:
         reason = why or f"{replica.url} has not answered"
-        raise EngineDown(f"no {what} server: {reason}; waited {seconds:g} s for it") from None
+        raise EngineDown(f"no {kind} server: {reason}; waited {seconds:g} s for it") from None
 
 
 def rendezvous(prompt: Sequence[int], names: Sequence[str]) -> list[str]:

@@ -41,8 +41,8 @@ class Liveness:
         self._up = asyncio.Event()
         self._up.set()
         self._reason = ""
-        self._gone = 0
-        self._asked_at: float | None = None
+        self._interruptions = 0
+        self._silent_since: float | None = None
         self._at_work: set[asyncio.Task[Any]] = set()
         self._revival: asyncio.Task[None] | None = None
         self._closed = False
@@ -70,21 +70,21 @@ class Liveness:
     async def while_up(self, work: Coroutine[Any, Any, T]) -> T:
         """What ``work`` comes to. Raises ReplicaLost as soon as the server is gone or stands still,
         whatever ``work`` then waits for."""
-        task, before = asyncio.ensure_future(work), self._gone
+        task, before = asyncio.ensure_future(work), self._interruptions
         self._at_work.add(task)
         try:
             return await task
         except asyncio.CancelledError:
             caller = asyncio.current_task()
-            if self._gone == before or (caller is not None and caller.cancelling()):
+            if self._interruptions == before or (caller is not None and caller.cancelling()):
                 raise
-            raise self._lost() from None
+            raise self._lost_error() from None
         finally:
             self._at_work.discard(task)
 
     def silent_seconds(self) -> float:
         """How long nothing has come from the server although it was asked."""
-        return 0.0 if self._asked_at is None else time.monotonic() - self._asked_at
+        return 0.0 if self._silent_since is None else time.monotonic() - self._silent_since
 
     @property
     def stands_still(self) -> bool:
@@ -94,8 +94,8 @@ class Liveness:
     async def on_request(self, request: httpx.Request) -> None:
         """A request goes out."""
         request.headers.update(current_headers())
-        if self._asked_at is None and request.url.path not in FRONT_END:
-            self._asked_at = time.monotonic()
+        if self._silent_since is None and request.url.path not in FRONT_END:
+            self._silent_since = time.monotonic()
 
     async def on_answer(self, response: httpx.Response) -> None:
         """An answer begins; that of a look at its health says itself whether it is one of life."""
@@ -105,12 +105,12 @@ class Liveness:
 
     def mark_alive(self) -> None:
         """Something has come from the server."""
-        self._asked_at = None
+        self._silent_since = None
 
     def lose(self, reason: httpx.HTTPError | str) -> ReplicaLost:
         """Open the breaker. ``reason``: what went wrong on the way, which ends all that waits for
         the server; or what the server itself answered, which the others may still get otherwise."""
-        gone = not isinstance(reason, str)
+        unreachable = not isinstance(reason, str)
         self._reason = reason_of(reason) if isinstance(reason, httpx.HTTPError) else reason
         if self.up:
             log.error("%s does not answer (%s)", self.url, self._reason)
@@ -118,10 +118,10 @@ class Liveness:
             self.failures += 1
             if not self._closed:
                 self._revival = asyncio.create_task(self._revive())
-        if gone:
-            self._asked_at = None
+        if unreachable:
+            self._silent_since = None
             self._end_waiting()
-        return self._lost(answered=not gone)
+        return self._lost_error(answered=not unreachable)
 
     async def end_revival(self) -> None:
         """Nobody looks any more whether it works again."""
@@ -131,11 +131,11 @@ class Liveness:
             await asyncio.wait({self._revival})
 
     def _end_waiting(self) -> None:
-        self._gone += 1
+        self._interruptions += 1
         for task in self._at_work - {asyncio.current_task()}:
             task.cancel()
 
-    def _lost(self, *, answered: bool = False) -> ReplicaLost:
+    def _lost_error(self, *, answered: bool = False) -> ReplicaLost:
         return ReplicaLost(f"{self.url} does not answer ({self._reason})", answered=answered)
 
     async def _revive(self) -> None:

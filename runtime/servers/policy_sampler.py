@@ -59,24 +59,24 @@ class PolicySampler(ABC, Generic[Search, Server]):
                     f"a prefix of {len(branch.tokens)} tokens and a step of up to {branch.limit} "
                     f"do not fit the context of {self._context}"
                 )
-        begun = (len(branch.tokens) != sampling.prompt_tokens for branch in branches)
-        if sampling.grammar is not None and any(begun):
+        continues = (len(branch.tokens) != sampling.prompt_tokens for branch in branches)
+        if sampling.grammar is not None and any(continues):
             raise EngineError("grammar: a reply under one is drawn in one call on this engine")
         try:
             return self._stops.of(sampling.stop)
         except ValueError as error:
             raise EngineError(str(error)) from None
 
-    def _finish(self, search: Search, drawn: Sequence[DrawnStep]) -> list[Step]:
+    def _finish(self, search: Search, steps: Sequence[DrawnStep]) -> list[Step]:
         """Steps that are complete, and their paths that children may be forked from."""
-        for one in drawn:
-            branch, path = one.branch, one.path
-            if one.told:
-                search.logprobs[path] = one.logprob, len(one.tokens)
+        for step in steps:
+            branch, path = step.branch, step.path
+            if step.has_logprobs:
+                search.logprobs[path] = step.logprob, len(step.tokens)
             if branch.parent == ROOT:
                 search.costs.hold(ROOT, branch.tokens, len(branch.tokens))
-            if one.finish is not Finish.END:
-                search.read.add(path)
-                search.costs.hold(branch.node, path, len(one.tokens))
-        search.costs.counters.model_calls += max((len(one.tokens) for one in drawn), default=0)
-        return [one.step(self._text) for one in drawn]
+            if step.finish is not Finish.END:
+                search.cached_paths.add(path)
+                search.costs.hold(branch.node, path, len(step.tokens))
+        search.costs.counters.model_calls += max((len(step.tokens) for step in steps), default=0)
+        return [step.step(self._text) for step in steps]

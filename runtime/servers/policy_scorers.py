@@ -27,17 +27,17 @@ class PolicyJudge(Generic[S]):
     ) -> list[float]:
         """One reward a trajectory; the verdicts' tokens are not the search's steps."""
         del prompt  # the judge's template has one of its own
-        judge, judged = self._judge, search.apart()
+        judge, verdict_search = self._judge, search.apart()
         branches = [branch for t in trajectories for branch in self._votes(question, t)]
-        drawings = await self._sampler.sample(judged, branches, judge.sampling)
-        texts = [judge.text.decode(d.tokens, d.branch.tokens) for d in drawings]
-        votes, spent = judge.form.votes, judged.costs.counters
-        ruled = [judge.judge(texts[i : i + votes]) for i in range(0, len(texts), votes)]
-        search.costs.counters.unparsed_verdicts += sum(judgement.unparsed for judgement in ruled)
-        search.costs.counters.prm_tokens += spent.prefilled_tokens + spent.decoded_tokens
-        search.costs.counters.flops += spent.flops
-        search.costs.counters.model_calls += max((len(d.tokens) for d in drawings), default=0)
-        return [judgement.reward for judgement in ruled]
+        verdicts = await self._sampler.sample(verdict_search, branches, judge.sampling)
+        texts = [judge.text.decode(d.tokens, d.branch.tokens) for d in verdicts]
+        votes, counters = judge.form.votes, verdict_search.costs.counters
+        judgements = [judge.judge(texts[i : i + votes]) for i in range(0, len(texts), votes)]
+        search.costs.counters.unparsed_verdicts += sum(j.unparsed for j in judgements)
+        search.costs.counters.prm_tokens += counters.prefilled_tokens + counters.decoded_tokens
+        search.costs.counters.flops += counters.flops
+        search.costs.counters.model_calls += max((len(d.tokens) for d in verdicts), default=0)
+        return [judgement.reward for judgement in judgements]
 
     def _votes(self, question: str, trajectory: Trajectory) -> list[Branch]:
         judge, node = self._judge, trajectory.node
@@ -63,11 +63,11 @@ class LikelihoodScorer(Generic[S]):
         paths = [_path(prompt, trajectory.steps) for trajectory in trajectories]
         sums: dict[Path, tuple[float, int]] = {}
         for path, trajectory in zip(paths, trajectories, strict=True):
-            known = _known(search, prompt, trajectory.steps)
-            sums |= {} if known is None else {path: known}
+            entry = _total(search, prompt, trajectory.steps)
+            sums |= {} if entry is None else {path: entry}
         unknown = [path for path in paths if path not in sums]
-        read = await self._sampler.sum_logprobs(search, unknown, len(prompt))
-        sums |= zip(unknown, read, strict=True)
+        new_sums = await self._sampler.sum_logprobs(search, unknown, len(prompt))
+        sums |= zip(unknown, new_sums, strict=True)
         return [math.exp(total / tokens) for total, tokens in map(sums.__getitem__, paths)]
 
 
@@ -75,13 +75,13 @@ def _path(prompt: Path, steps: Sequence[Path]) -> Path:
     return (*prompt, *(token for step in steps for token in step))
 
 
-def _known(search: ServedSearch, prompt: Path, steps: Sequence[Path]) -> tuple[float, int] | None:
+def _total(search: ServedSearch, prompt: Path, steps: Sequence[Path]) -> tuple[float, int] | None:
     """The sum of log-probabilities of steps drawn here and their tokens; None if one was not."""
     path, total, tokens = prompt, 0.0, 0
     for step in steps:
         path = (*path, *step)
-        known = search.logprobs.get(path)
-        if known is None:
+        entry = search.logprobs.get(path)
+        if entry is None:
             return None
-        total, tokens = total + known[0], tokens + known[1]
+        total, tokens = total + entry[0], tokens + entry[1]
     return total, tokens

@@ -105,7 +105,7 @@ class RemoteServer(Liveness):
         """Before the next attempt. Raises ReplicaLost where the server was lost meanwhile."""
         await asyncio.sleep(seconds)
         if not self.up:
-            raise self._lost()
+            raise self._lost_error()
 
     async def close(self) -> None:
         """Close all connections."""
@@ -161,11 +161,11 @@ class RemoteServer(Liveness):
             try:
                 return await self._client.post(path, json=body)
             except CUT_OFF:
-                return await self._again(path, body)
+                return await self._resend(path, body)
         except httpx.HTTPError as error:
             raise self.lose(error) from error
 
-    async def _again(self, path: str, body: Any) -> httpx.Response:
+    async def _resend(self, path: str, body: Any) -> httpx.Response:
         """A request whose connection ended before an answer."""
         return await self._client.post(path, json=body)
 

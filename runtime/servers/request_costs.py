@@ -17,9 +17,9 @@ class RequestCosts:
 
     flops: Flops = no_flops
     counters: Counters = field(default_factory=Counters)
-    _held: int = 0
+    _held_tokens: int = 0
     _alive: LivePaths[Path] = field(default_factory=LivePaths)
-    _own: dict[Path, int] = field(default_factory=dict)
+    _step_tokens: dict[Path, int] = field(default_factory=dict)
 
     def read(self, tokens: int, cached: int, *, known: bool, block: int = 1) -> None:
         """A request's prefix was read, all but its ``cached`` first tokens.
@@ -29,12 +29,12 @@ class RequestCosts:
         """
         fresh = tokens - cached
         expected = max(0, tokens - 1) // block * block if known else 0
-        again = max(0, expected - cached)
+        rehydrated = max(0, expected - cached)
         self.counters.cached_tokens += cached
         self.counters.expected_tokens += expected
         self.counters.prefilled_tokens += max(0, fresh - 1) if known else fresh
-        self.counters.rehydrated_tokens += again
-        self.counters.rehydrations += again > 0
+        self.counters.rehydrated_tokens += rehydrated
+        self.counters.rehydrations += rehydrated > 0
         self.counters.flops += self.flops(fresh, sum_of_contexts(cached, fresh), 1)
 
     def add_decoded(self, prefix: int, tokens: int) -> None:
@@ -42,17 +42,17 @@ class RequestCosts:
         self.counters.decoded_tokens += tokens
         self.counters.flops += self.flops(tokens - 1, sum_of_contexts(prefix, tokens - 1))
 
-    def hold(self, node: int, path: Path, own: int) -> None:
+    def hold(self, node: int, path: Path, step_tokens: int) -> None:
         """The search may come back to this node, whose last ``own`` tokens are its step."""
         if self._alive.add(node, path):
-            self._own[path] = own
-            self._held += own
-            self.counters.kv_tokens_peak = max(self.counters.kv_tokens_peak, self._held)
+            self._step_tokens[path] = step_tokens
+            self._held_tokens += step_tokens
+            self.counters.kv_tokens_peak = max(self.counters.kv_tokens_peak, self._held_tokens)
 
     def mark_dead(self, nodes: Iterable[int]) -> None:
         """The search will not come back to these."""
         for path in self._alive.mark_dead(nodes):
-            self._held -= self._own.pop(path)
+            self._held_tokens -= self._step_tokens.pop(path)
 
     def knows(self, path: Path) -> bool:
         """Whether a live step ends there."""

@@ -75,7 +75,7 @@ class ServedEngine(ABC, Generic[Search, Server, Sampler]):
         self._embedder = TextEmbedder(options.embedder, options.encoder, options.endpoint)
         self._start_seconds = options.start_seconds
 
-    async def started(self) -> Self:
+    async def connect(self) -> Self:
         """Itself, when every server has answered and it is known what each is.
 
         Raises what is wrong with a server: ValueError, OSError, RewardMissing; EngineDown for one
@@ -245,10 +245,10 @@ class ServedEngine(ABC, Generic[Search, Server, Sampler]):
 
 
 def fingerprint_of(
-    engine: str, options: ServerOptions, form: RewardFormat, served: Sequence[str]
+    engine: str, options: ServerOptions, form: RewardFormat, facts: Sequence[str]
 ) -> str:
     """The engine's name and 16 hex digits over what a tree depends on besides its request;
     ``served``: what the servers say of themselves."""
-    named = [options.version, repr(form), options.embedder, str(options.encoder), *served]
-    digest = hashlib.sha256("\0".join(named).encode()).hexdigest()
+    parts = [options.version, repr(form), options.embedder, str(options.encoder), *facts]
+    digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()
     return f"{engine}-{digest[:16]}"

@@ -27,7 +27,7 @@ class ServedSearch:
     _: KW_ONLY
     prompt: Path = ()
     costs: RequestCosts = field(default_factory=RequestCosts)
-    read: set[Path] = field(default_factory=set, init=False)
+    cached_paths: set[Path] = field(default_factory=set, init=False)
     logprobs: dict[Path, tuple[float, int]] = field(default_factory=dict, init=False)
     spelt: Spelt = field(default_factory=dict)
     _server: tuple[RemoteServer, int] | None = None
@@ -52,7 +52,7 @@ class ServedSearch:
         one that was lost since."""
         life = server, server.failures
         if life != self._server:
-            self.read.clear()
+            self.cached_paths.clear()
         self._server = life
 
     async def together(self, works: Sequence[Coroutine[Any, Any, T]]) -> list[T]:

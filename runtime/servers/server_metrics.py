@@ -31,10 +31,10 @@ class ServerMetrics:
     evicting: float = 0
 
     @classmethod
-    def sum_of(cls, several: Sequence[ServerMetrics]) -> Self:
+    def sum_of(cls, metrics: Sequence[ServerMetrics]) -> Self:
         """Those of several servers together."""
-        names = [one.name for one in fields(cls)]
-        return cls(**{name: sum(getattr(one, name) for one in several) for name in names})
+        names = [field.name for field in fields(cls)]
+        return cls(**{name: sum(getattr(part, name) for part in metrics) for name in names})
 
 
 def series_sums(text: str) -> defaultdict[str, float]:

@@ -32,18 +32,18 @@ def full_waits(seconds: float) -> Iterator[float]:
 
 def retry_after(response: httpx.Response, wait: float) -> float:
     """Seconds until a full server wants to be asked again; ``wait`` where it says nothing."""
-    said = response.headers.get("retry-after", "")
-    return float(said) if said.isdecimal() else wait
+    header = response.headers.get("retry-after", "")
+    return float(header) if header.isdecimal() else wait
 
 
 async def report_while(work: Coroutine[Any, Any, T], say: Callable[[float], None]) -> T:
     """What ``work`` gives; while it is at work ``say`` is called with the seconds it has taken."""
-    begun = time.monotonic()
+    start = time.monotonic()
     task = asyncio.create_task(work)
     pause = FIRST_SECONDS
     try:
         while not (await asyncio.wait({task}, timeout=pause))[0]:
-            say(time.monotonic() - begun)
+            say(time.monotonic() - start)
             pause = REPORT_SECONDS
     finally:
         if not task.done():

@@ -77,8 +77,8 @@ def chain_body(
     custom = note.get("custom_params", {}) | chain.param() | (ends.param() if first else {})
     body = request.body({"custom_params": custom})
     most = min(ahead.room, max(most, request.branch.limit))
-    asked = logits_fields(request.sampling, len(request.path), most, custom)
-    params = body["sampling_params"] | asked | {"max_new_tokens": most, "stop": []}
+    logits = logits_fields(request.sampling, len(request.path), most, custom)
+    params = body["sampling_params"] | logits | {"max_new_tokens": most, "stop": []}
     return body | {"sampling_params": params}
 
 
@@ -88,16 +88,16 @@ def take_chain(request: StepRequest, answer: Mapping[str, Any]) -> list[StepRequ
 
     Raises EngineError for an answer without a token.
     """
-    used, most = request.take(answer), request.sampling.max_step_tokens
-    ahead, drawn = request.branch.ahead, len(answer["meta_info"]["output_token_logprobs"])
+    end, most = request.take(answer), request.sampling.max_step_tokens
+    ahead, drawn_tokens = request.branch.ahead, len(answer["meta_info"]["output_token_logprobs"])
     assert ahead is not None, "it is a chain"
     steps: list[StepRequest] = []
     last = request
     for seed in ahead.chain_seeds():
-        if last.finish in (None, Finish.END) or used >= min(drawn, ahead.room):
+        if last.finish in (None, Finish.END) or end >= min(drawn_tokens, ahead.room):
             break
-        branch = Branch(-1, 0, last.path, seed, min(most, ahead.room - used), -1)
+        branch = Branch(-1, 0, last.path, seed, min(most, ahead.room - end), -1)
         last = StepRequest(branch, request.sampling, request.stops, request.eos, acknowledged=True)
-        used = last.take(answer, used)
+        end = last.take(answer, end)
         steps.append(last)
     return steps

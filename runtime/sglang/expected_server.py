@@ -24,7 +24,7 @@ PROBE = "Is it so?\n\n12,345 + 6 = 12,351 (x_1, 'naïve'): Σ of ten SENTENCES o
 """What a server's tokenizer is asked to spell where its files cannot be read."""
 PROBED = 0.75
 """The share of its ids that is compared, the last ones: how a text begins is a matter of taste."""
-KEPT_TOKENS = 16
+RESERVED_TOKENS = 16
 """More of the context than SGLang keeps for itself."""
 COMPARED = (
     "hidden_size",
@@ -68,8 +68,8 @@ class ServerInfo:
     @cached_property
     def tokenizer(self) -> Checkpoint | None:
         """The same of its tokenizer's."""
-        named = self.model.get("tokenizer_path") or self.server.get("tokenizer_path")
-        return _readable(named or self.model_path)
+        path = self.model.get("tokenizer_path") or self.server.get("tokenizer_path")
+        return _readable(path or self.model_path)
 
 
 def _readable(path: str | None) -> Checkpoint | None:
@@ -122,10 +122,10 @@ class ExpectedServer:
 
     def asks_tokenizer(self, info: ServerInfo) -> bool:
         """Whether its tokenizer's files do not tell if it is ours."""
-        served = info.tokenizer
+        tokenizer = info.tokenizer
         if info.server.get("skip_tokenizer_init"):
             return False
-        return served is None or self._own.same_tokenizer(served) is None
+        return tokenizer is None or self._checkpoint.same_tokenizer(tokenizer) is None
 
     def compare(self, info: ServerInfo) -> Comparison:
         """A server with what is needed. Reads files."""
@@ -168,7 +168,7 @@ class ExpectedServer:
             )
 
     @cached_property
-    def _own(self) -> Checkpoint:
+    def _checkpoint(self) -> Checkpoint:
         return Checkpoint.of(self.text.checkpoint)
 
     def _kind(self, info: ServerInfo) -> Iterator[str]:
@@ -208,7 +208,7 @@ class ExpectedServer:
 
     def _notes(self, info: ServerInfo) -> Iterator[str]:
         most, context = info.server.get("max_req_input_len"), self.text.context
-        if most and most + KEPT_TOKENS < context:
+        if most and most + RESERVED_TOKENS < context:
             yield f"it takes {most} tokens of the model's context of {context}; searches end there"
         if info.server.get("enable_custom_logit_processor"):
             yield "it runs code that requests bring (--enable-custom-logit-processor)"
@@ -217,21 +217,21 @@ class ExpectedServer:
 
     def _model(self, info: ServerInfo) -> tuple[list[str], list[str]]:
         """How its model differs from ours, and what of that is not known."""
-        ours, served = self._own, info.checkpoint
+        ours, theirs = self._checkpoint, info.checkpoint
         different, unknown = [], []
         if info.architecture is None:
             unknown.append("the class")
         elif info.architecture != ours.architecture:
             different.append(f"class {info.architecture} instead of {ours.architecture}")
-        if served is None:
+        if theirs is None:
             unknown.append(f"sizes, vocabulary, weights ({info.model_path} is not readable here)")
-        elif not served.folder.samefile(ours.folder):
+        elif not theirs.folder.samefile(ours.folder):
             different += [
-                f"{name} {served.config.get(name)} instead of {ours.config.get(name)}"
+                f"{name} {theirs.config.get(name)} instead of {ours.config.get(name)}"
                 for name in COMPARED
-                if served.config.get(name) != ours.config.get(name)
+                if theirs.config.get(name) != ours.config.get(name)
             ]
-            if not different and ours.same_weights(served) is False:
+            if not different and ours.same_weights(theirs) is False:
                 different.append("other weights")
         same = self._same_tokenizer(info)
         if same is None:
@@ -241,8 +241,8 @@ class ExpectedServer:
         return different, unknown
 
     def _same_tokenizer(self, info: ServerInfo) -> bool | None:
-        served = info.tokenizer
-        same = None if served is None else self._own.same_tokenizer(served)
+        tokenizer = info.tokenizer
+        same = None if tokenizer is None else self._checkpoint.same_tokenizer(tokenizer)
         if same is not None or info.ids is None:
             return same
         ours = self.spelt()
@@ -251,22 +251,22 @@ class ExpectedServer:
 
     def _outputs(self, info: ServerInfo) -> tuple[int | None, str | None]:
         """Outputs of its head, and the class that has it, as far as it is known."""
-        served = info.checkpoint
-        if served is not None:
-            return served.head_outputs(), info.architecture or served.architecture
+        checkpoint = info.checkpoint
+        if checkpoint is not None:
+            return checkpoint.head_outputs(), info.architecture or checkpoint.architecture
         if info.architecture is None:
             return None, None
-        if info.architecture == self._own.architecture:
-            return self._own.head_outputs(), info.architecture
+        if info.architecture == self._checkpoint.architecture:
+            return self._checkpoint.head_outputs(), info.architecture
         return outputs_of_class(info.architecture, {}), info.architecture
 
 
 def changes(before: Json, now: Json) -> Iterator[str]:
     """What a server that came back can do no more, on which searches lean."""
     had, has = (plugin_counts(info) or {} for info in (before, now))
-    for name, what in (("seeds", "draws by seed"), ("evicts", "evicts by our plug-in")):
+    for name, ability in (("seeds", "draws by seed"), ("evicts", "evicts by our plug-in")):
         if had.get(name) and not has.get(name):
-            yield f"it {what} no more; start it as before"
+            yield f"it {ability} no more; start it as before"
     longest, most = (info.get("max_req_input_len") for info in (before, now))
     if longest and most and most < longest:
         yield f"its context is {most} tokens now, {longest} before; start it as before"

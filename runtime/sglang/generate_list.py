@@ -18,7 +18,7 @@ from runtime.servers.server_errors import CUT_OFF, FULL
 from runtime.sglang.replica import Json, Replica
 from search.engine import EngineDown, EngineError
 
-ONE_FOR_ALL = frozenset({"priority"})
+SHARED_FIELDS = frozenset({"priority"})
 """What SGLang takes once for a list."""
 NO_END = b'"finish_reason":null'
 """In what is told of an item that is not done."""
@@ -48,10 +48,10 @@ async def generate_list(replica: Replica, bodies: Sequence[Json], take: Take) ->
 
 
 async def _one_by_one(replica: Replica, bodies: Sequence[Json], take: Take) -> None:
-    async def one(place: int, body: Json) -> None:
+    async def generate(place: int, body: Json) -> None:
         take(place, await replica.generate(body))
 
-    await _together([one(place, body) for place, body in enumerate(bodies)])
+    await _together([generate(place, body) for place, body in enumerate(bodies)])
 
 
 async def _together(works: Sequence[Coroutine[Any, Any, None]]) -> None:
@@ -67,60 +67,60 @@ async def _together(works: Sequence[Coroutine[Any, Any, None]]) -> None:
 def as_list(bodies: Sequence[Json]) -> dict[str, Any]:
     """The body that asks for all of these, which name the same fields."""
     first = bodies[0]
-    shared = {name: first[name] for name in first if name in ONE_FOR_ALL}
-    own = {name: [body[name] for body in bodies] for name in first if name not in ONE_FOR_ALL}
-    return own | shared | {"stream": True}
+    shared = {name: first[name] for name in first if name in SHARED_FIELDS}
+    lists = {name: [body[name] for body in bodies] for name in first if name not in SHARED_FIELDS}
+    return lists | shared | {"stream": True}
 
 
 class _Items:
     """The items of one list that have no answer yet, by their places."""
 
-    def __init__(self, replica: Replica, left: dict[int, Json], take: Take) -> None:
+    def __init__(self, replica: Replica, items: dict[int, Json], take: Take) -> None:
         self._replica = replica
-        self._left = left
+        self._remaining = items
         self._take = take
-        self._sent = 0
+        self._attempts = 0
 
     async def to_the_end(self) -> None:
         """Until every item is answered."""
-        self._replica.under_way += len(self._left)
+        self._replica.under_way += len(self._remaining)
         try:
             for wait in chain(self._replica.full_waits(), [None]):
                 await self._send()
-                if not self._left:
+                if not self._remaining:
                     return
                 if wait is not None:
                     await self._replica.wait_full(wait)
             raise EngineDown(f"{self._replica.url} is full")
         finally:
-            self._replica.under_way -= len(self._left)
+            self._replica.under_way -= len(self._remaining)
 
     async def _send(self) -> None:
         """Once, and what is left once more where the connection ends without a word. How it ends
         after the last answer is all the same."""
         try:
             try:
-                await self._send_left()
+                await self._send_remaining()
             except CUT_OFF:
-                if self._left:
-                    await self._send_left()
+                if self._remaining:
+                    await self._send_remaining()
         except httpx.HTTPError as error:
-            if self._left:
+            if self._remaining:
                 raise self._replica.lose(error) from error
 
-    async def _send_left(self) -> None:
+    async def _send_remaining(self) -> None:
         """Each time under ids of their own: two seconds after a list's answer SGLang stops what is
         at work under an id of that list."""
-        replica, bodies = self._replica, self._left.values()
-        with replica.sent_again.under([body["rid"] for body in bodies], self._sent) as rids:
-            self._sent += 1
-            anew = [{**body, "rid": rid} for body, rid in zip(bodies, rids, strict=True)]
-            await self._stream(replica.schedule(anew))
+        replica, bodies = self._replica, self._remaining.values()
+        with replica.sent_again.under([body["rid"] for body in bodies], self._attempts) as rids:
+            self._attempts += 1
+            fresh_bodies = [{**body, "rid": rid} for body, rid in zip(bodies, rids, strict=True)]
+            await self._stream(replica.schedule(fresh_bodies))
 
     async def _stream(self, bodies: Sequence[Json]) -> None:
         """Take what comes; what is left afterwards was refused by a full server."""
-        places, refused = list(self._left), 0
-        async with self._replica.opened("/generate", as_list(bodies)) as response:
+        places, refusals = list(self._remaining), 0
+        async with self._replica.open_stream("/generate", as_list(bodies)) as response:
             if response.status_code in FULL:
                 return
             async for answer in _answers(response):
@@ -131,13 +131,13 @@ class _Items:
                 if finish is None:
                     continue
                 if finish.get("type") == "abort":
-                    refused += self._full(finish)
+                    refusals += self._full(finish)
                     continue
                 place = places[answer["index"]]
-                del self._left[place]
+                del self._remaining[place]
                 self._replica.under_way -= 1
                 self._take(place, answer)
-        if len(self._left) > refused:
+        if len(self._remaining) > refusals:
             raise self._replica.lose("it ended a list before its items")
 
     def _full(self, finish: Json) -> bool:

@@ -100,10 +100,12 @@ class LaunchOptions:
             raise ValueError(f"python: '{self.python}': there is no such file; see make sglang-env")
         for arg in self.args:
             name = arg.partition("=")[0]
-            meant = next((one for one in sorted(REFUSED) if one.startswith(name)), None)
-            if name.startswith("--") and meant is not None:
-                short = "" if meant == name else f" (short for {meant})"
-                raise ValueError(f"{name}{short}: not allowed; {REFUSED[meant]}")
+            full_name = next(
+                (option for option in sorted(REFUSED) if option.startswith(name)), None
+            )
+            if name.startswith("--") and full_name is not None:
+                short = "" if full_name == name else f" (short for {full_name})"
+                raise ValueError(f"{name}{short}: not allowed; {REFUSED[full_name]}")
 
     @property
     def evicts(self) -> bool:
@@ -133,18 +135,18 @@ class LaunchOptions:
 
     def own_environment(self) -> dict[str, str]:
         """Log-probabilities are the model's own, before temperature; on a CPU, our stand-ins."""
-        own = {"SGLANG_RETURN_ORIGINAL_LOGPROB": "1", "HF_HUB_OFFLINE": "1"}
+        variables = {"SGLANG_RETURN_ORIGINAL_LOGPROB": "1", "HF_HUB_OFFLINE": "1"}
         if not (self.seeds or self.evicts):
-            own["SGLANG_PLUGINS"] = "none"
+            variables["SGLANG_PLUGINS"] = "none"
         if self.classifies and architecture(Path(self.model)) in REWARD_CLASSES:
-            own["SGLANG_EXTERNAL_MODEL_PACKAGE"] = REWARD_MODELS
+            variables["SGLANG_EXTERNAL_MODEL_PACKAGE"] = REWARD_MODELS
         if self.device == "cpu":
-            own |= {
+            variables |= {
                 "SGLANG_USE_CPU_ENGINE": "1",
                 "OMP_NUM_THREADS": "1",
                 "PYTHONPATH": str(STUBS),
             }
-        return own
+        return variables
 
 
 def free_port() -> int:
@@ -220,10 +222,10 @@ class LaunchedServer:
     async def ready(self, seconds: float) -> None:
         """Wait until it answers, and say so meanwhile. Raises EngineDown if it ends, or does not
         answer in time."""
-        model, begun = self.options.model, time.monotonic()
+        model, start = self.options.model, time.monotonic()
 
-        def say(waited: float) -> None:
-            log.info("SGLang starts with %s, %.0f of up to %g s", model, waited, seconds)
+        def say(elapsed: float) -> None:
+            log.info("SGLang starts with %s, %.0f of up to %g s", model, elapsed, seconds)
 
         try:
             async with asyncio.timeout(seconds):
@@ -233,7 +235,7 @@ class LaunchedServer:
             raise EngineDown(
                 f"the SGLang server of {model} did not come up in {seconds:g} s{last_line}"
             ) from None
-        elapsed = time.monotonic() - begun
+        elapsed = time.monotonic() - start
         log.info("SGLang is ready with %s on %s, after %.0f s", model, self.url, elapsed)
 
     async def _answers(self) -> None:
@@ -249,10 +251,8 @@ class LaunchedServer:
     def end(self) -> str:
         """How it ended, in words, its own last ones included."""
         last_line = f": {self._last_line()}" if self._last_line() else ""
-        killed = " (killed, as by the system when memory is short)" if self.ended == KILLED else ""
-        return (
-            f"the SGLang server of {self.options.model} ended with {self.ended}{killed}{last_line}"
-        )
+        hint = " (killed, as by the system when memory is short)" if self.ended == KILLED else ""
+        return f"the SGLang server of {self.options.model} ended with {self.ended}{hint}{last_line}"
 
     def _last_line(self) -> str:
         return "" if self._output is None else self._output.error()
@@ -264,7 +264,7 @@ class LaunchedServers:
     def __init__(self, options: Sequence[LaunchOptions], start_seconds: float = 600.0) -> None:
         turn = asyncio.Lock()
         self.servers = [
-            LaunchedServer(one, start_seconds=start_seconds, turn=turn) for one in options
+            LaunchedServer(launch, start_seconds=start_seconds, turn=turn) for launch in options
         ]
 
     async def start(self) -> None:

@@ -46,7 +46,7 @@ class PluginNotes:
     def on(self, server: Replica, prompt: int, step: tuple[int, int] | None) -> dict[str, Any]:
         """As ``about``, with what the server is still to hear: for requests that go there in the
         order in which they are asked for."""
-        hint = self._due(server) if server.plugged else None
+        hint = self._due_hint(server) if server.plugged else None
         if hint is None:
             return self.about(server, prompt, step)
         note = self._note(prompt, step)._replace(
@@ -58,7 +58,7 @@ class PluginNotes:
         node, parent = step or (None, None)
         return Note(self.tree, max(1, prompt), node, parent, self.turn)
 
-    def _due(self, server: Replica) -> Hint | None:
+    def _due_hint(self, server: Replica) -> Hint | None:
         """What a server has not heard yet; one with several schedulers never has."""
         if not self._hints:
             return None
@@ -72,9 +72,9 @@ class PluginNotes:
         last = self._hints[-1]
         if not before:
             return Hint(self._values, last.active, last.dead, last.outlook)
-        missed = self._hints[before:]
-        values = {node: value for hint in missed for node, value in hint.values.items()}
-        dead = tuple(node for hint in missed for node in hint.dead)
+        missed_hints = self._hints[before:]
+        values = {node: value for hint in missed_hints for node, value in hint.values.items()}
+        dead = tuple(node for hint in missed_hints for node in hint.dead)
         return Hint(values, last.active, dead, last.outlook)
 
     def priority(self, server: Replica, parent: int) -> dict[str, int]:

@@ -118,7 +118,7 @@ class Replica(RemoteServer):
         return [{"priority": 0, **body} for body in bodies] if self.schedules else list(bodies)
 
     @contextlib.asynccontextmanager
-    async def opened(self, path: str, body: Json) -> AsyncIterator[httpx.Response]:
+    async def open_stream(self, path: str, body: Json) -> AsyncIterator[httpx.Response]:
         """An answer that comes piece by piece, or that the server is full.
 
         Raises httpx.HTTPError; ReplicaLost and EngineError as ``generate`` does.
@@ -154,8 +154,8 @@ class Replica(RemoteServer):
         """Stop a request; nothing if it is over, or the server is gone."""
         try:
             for name in self.sent_again.names(rid):
-                named = {"rid": name}
-                await self._request("POST", "/abort_request", json=named, timeout=self._probe)
+                body = {"rid": name}
+                await self._request("POST", "/abort_request", json=body, timeout=self._probe)
         except httpx.HTTPError as error:
             log.warning("%s: a request could not be stopped: %s", self.url, type(error).__name__)
 
@@ -168,16 +168,16 @@ class Replica(RemoteServer):
         info = await self.info()
         wrong = tuple(changes(self.details, info))
         if self.expected is not None:
-            served = ServerInfo(info, await self._model_info())
-            if await asyncio.to_thread(self.expected.asks_tokenizer, served):
-                served = replace(served, ids=await self._tokenized(PROBE))
-            compared = await asyncio.to_thread(self.expected.compare, served)
-            wrong += compared.wrong
+            server_info = ServerInfo(info, await self._model_info())
+            if await asyncio.to_thread(self.expected.asks_tokenizer, server_info):
+                server_info = replace(server_info, ids=await self._tokenized(PROBE))
+            comparison = await asyncio.to_thread(self.expected.compare, server_info)
+            wrong += comparison.wrong
             if not self.details and not wrong:
-                for note in compared.notes:
+                for note in comparison.notes:
                     log.warning("%s: %s", self.url, note)
-                if compared.unknown:
-                    log.info("%s: not compared: %s", self.url, "; ".join(compared.unknown))
+                if comparison.unknown:
+                    log.info("%s: not compared: %s", self.url, "; ".join(comparison.unknown))
         if wrong:
             raise WrongServer(f"{self.url}: {'; and '.join(wrong)}")
         self.learn(info)
@@ -217,9 +217,9 @@ class Replica(RemoteServer):
 
     async def _tokenized(self, words: str) -> Sequence[int] | None:
         """The ids of a text by the server's own tokenizer; None where it does not tell."""
-        asked = {"prompt": words, "add_special_tokens": False}
+        body = {"prompt": words, "add_special_tokens": False}
         try:
-            response = await self._request("POST", "/tokenize", json=asked, timeout=self._probe)
+            response = await self._request("POST", "/tokenize", json=body, timeout=self._probe)
         except httpx.HTTPError as error:
             raise self.lose(error) from error
         if not response.is_success:
@@ -233,17 +233,19 @@ class Replica(RemoteServer):
         counts = plugin_counts(await self.info()) if self.plugged else None
         if counts is None:
             return metrics
-        held, evicted = counts["held_tokens"], counts["evicted_tokens"]
-        return replace(metrics, held=held, cached=counts["cached_tokens"] - held, evicted=evicted)
+        held_tokens, evicted = counts["held_tokens"], counts["evicted_tokens"]
+        return replace(
+            metrics, held=held_tokens, cached=counts["cached_tokens"] - held_tokens, evicted=evicted
+        )
 
-    async def _again(self, path: str, body: Json) -> httpx.Response:
+    async def _resend(self, path: str, body: Json) -> httpx.Response:
         """Under an id of its own, or ids of a list's own."""
         rid = body.get("rid")
         if rid is None:
             return await self._client.post(path, json=body)
         with self.sent_again.under([rid] if isinstance(rid, str) else rid) as rids:
-            anew = {**body, "rid": rids[0] if isinstance(rid, str) else rids}
-            return await self._client.post(path, json=anew)
+            fresh_body = {**body, "rid": rids[0] if isinstance(rid, str) else rids}
+            return await self._client.post(path, json=fresh_body)
 
     def lose(self, reason: httpx.HTTPError | str) -> ReplicaLost:
         """As any; what was sent again is not known there any more."""
@@ -259,8 +261,8 @@ class Replica(RemoteServer):
         if self._trial is None:
             return True
         path, body = self._trial
-        tried = await self._client.post(path, json=body, timeout=self._probe)
-        return not tried.is_server_error and tried.status_code not in FULL
+        trial_response = await self._client.post(path, json=body, timeout=self._probe)
+        return not trial_response.is_server_error and trial_response.status_code not in FULL
 
 
 def _farewell(tree: str) -> Mapping[str, Any]:

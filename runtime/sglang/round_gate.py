@@ -35,8 +35,8 @@ class RoundGate:
     def need(self, branches: Sequence[Branch]) -> int:
         """Tokens of a round: of the paths that it draws from, and those that it will draw."""
         steps = self._lengths.total()
-        drawn = sum(length * many for length, many in self._lengths.items())
-        mean = -(-drawn // steps) if steps else FIRST_STEP_TOKENS
+        total = sum(length * count for length, count in self._lengths.items())
+        mean = -(-total // steps) if steps else FIRST_STEP_TOKENS
         new = sum(min(branch.limit, mean) for branch in branches)
         return tokens_of(branch.tokens for branch in branches) + new
 

@@ -53,13 +53,13 @@ class SearchSession(ServedSearch):
     def on(self, server: RemoteServer) -> None:
         """As any; what is not cached there is not fresh either."""
         ServedSearch.on(self, server)
-        self.fresh &= self.read
+        self.fresh &= self.cached_paths
 
     def count_prefix(self, prefix: Path, answer: Json) -> None:
         """What a policy's request has cost that read a prefix."""
         cached = int(answer["meta_info"].get("cached_tokens") or 0)
-        self.costs.read(len(prefix), cached, known=prefix in self.read)
-        self.read.add(prefix)
+        self.costs.read(len(prefix), cached, known=prefix in self.cached_paths)
+        self.cached_paths.add(prefix)
 
     def count_step(self, prefix: Path, answer: Json, tokens: int) -> None:
         """What one has cost that drew so many tokens after a prefix."""
@@ -78,20 +78,20 @@ class SearchSession(ServedSearch):
         ``answered``, or until all are over."""
         following: dict[int, str] = {}
         rids: list[str] = []
-        for of in lists:
-            rids.append(following.get(of) or f"{self.name}{next(_NUMBERS):012x}")
-            following[of] = rids[-1] + MORE
+        for list_id in lists:
+            rids.append(following.get(list_id) or f"{self.name}{next(_NUMBERS):012x}")
+            following[list_id] = rids[-1] + MORE
         self.requests.update(dict.fromkeys(rids, replica))
         try:
             yield rids
         except asyncio.CancelledError:
             raise  # the server does not know yet: whoever cancelled is to stop them
         except BaseException:
-            self.answered(*rids)
+            self.end_requests(*rids)
             raise
-        self.answered(*rids)
+        self.end_requests(*rids)
 
-    def answered(self, *rids: str) -> None:
+    def end_requests(self, *rids: str) -> None:
         """The server is not at work on these any more."""
         for rid in rids:
             self.requests.pop(rid, None)
@@ -104,12 +104,12 @@ class SearchSession(ServedSearch):
         lists = range(len(bodies)) if replica.routed else by_priority
         with self.request_list(replica, lists) as rids:
 
-            def answered(place: int, answer: Json) -> None:
-                self.answered(rids[place])
+            def take_answer(place: int, answer: Json) -> None:
+                self.end_requests(rids[place])
                 take(place, answer)
 
-            named = [body | self.common(rid) for body, rid in zip(bodies, rids, strict=True)]
-            await generate_list(replica, named, answered)
+            list_bodies = [body | self.common(rid) for body, rid in zip(bodies, rids, strict=True)]
+            await generate_list(replica, list_bodies, take_answer)
 
     async def stop(self) -> None:
         """Give up what is under way, here and on the servers; a list by one request."""

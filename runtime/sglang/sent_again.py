@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-AGAIN = "+"
+RESENT_PREFIX = "+"
 """Begins the id of a request that is sent once more. SGLang may not have noticed yet that the first
 one's connection is gone; when it does, it stops whatever begins with the first one's id."""
 
@@ -19,9 +19,9 @@ class SentAgain:
     @contextmanager
     def under(self, rids: Sequence[str], times: int = 1) -> Iterator[list[str]]:
         """Ids for requests that were sent so many times before, known until all are answered."""
-        anew = [AGAIN * times + rid for rid in rids]
-        self._last.update(zip(rids, anew, strict=True))
-        yield anew
+        new_rids = [RESENT_PREFIX * times + rid for rid in rids]
+        self._last.update(zip(rids, new_rids, strict=True))
+        yield new_rids
         for rid in rids:
             self._last.pop(rid, None)
 

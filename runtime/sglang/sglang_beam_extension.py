@@ -29,7 +29,7 @@ IDLE_PLACES = 32
 few rows is bound by reading the weights."""
 SHARE = 0.25
 """Of a server's KV, the most that early steps may take, all searches together."""
-AGAIN_SECONDS = 0.05
+STOP_RETRY_SECONDS = 0.05
 """A request that is on its way when it is stopped is not known there yet: it is stopped again."""
 LAST_SECONDS = 5.0
 """To learn what an ended search has wasted."""
@@ -66,7 +66,7 @@ class SearchExtensions:
     """One search's: the children that may begin, those that have, and the nodes that died."""
 
     queue: list[tuple[Place, StepRequest]] = field(default_factory=list)
-    begun: dict[Key, ExtensionTask] = field(default_factory=dict)
+    tasks: dict[Key, ExtensionTask] = field(default_factory=dict)
     dead: set[int] = field(default_factory=set)
 
 
@@ -90,7 +90,7 @@ class SglangBeamExtension:
         self._arrivals += 1
         place = (-ahead.children, self._arrivals, 0)
         heappush(self._beams.setdefault(search, SearchExtensions()).queue, (place, request))
-        search.read.add(request.path)
+        search.cached_paths.add(request.path)
         self._start_next()
 
     async def resume(self, search: SearchSession, requests: Sequence[StepRequest]) -> None:
@@ -100,15 +100,15 @@ class SglangBeamExtension:
         if beams is None:
             return
         beams.queue.clear()
-        await self._stop(beams.begun.values())
-        _discard(search, beams, [key for key in beams.begun if key[0] in beams.dead])
+        await self._stop(beams.tasks.values())
+        _discard(search, beams, [key for key in beams.tasks if key[0] in beams.dead])
         for request in requests:
-            early = beams.begun.get((request.branch.parent, request.branch.child))
-            if early is None or not _same(early.request, request):
+            extension = beams.tasks.get((request.branch.parent, request.branch.child))
+            if extension is None or not _same(extension.request, request):
                 continue
-            del beams.begun[request.branch.parent, request.branch.child]
-            request.continue_from(early.request)
-            search.read.add(request.path)
+            del beams.tasks[request.branch.parent, request.branch.child]
+            request.continue_from(extension.request)
+            search.cached_paths.add(request.path)
             search.costs.counters.speculated_used += len(request.tokens)
 
     def mark_dead(self, search: SearchSession, nodes: Iterable[int]) -> None:
@@ -118,12 +118,12 @@ class SglangBeamExtension:
 
     def finished_children(self, search: SearchSession) -> dict[int, StepRequest]:
         """By node, its first child whose step is complete and that no round has asked for."""
-        begun = self._beams[search].begun if search in self._beams else {}
-        ended: dict[int, StepRequest] = {}
-        for node, child in sorted(begun):
-            if begun[node, child].request.finish is not None:
-                ended.setdefault(node, begun[node, child].request)
-        return ended
+        tasks = self._beams[search].tasks if search in self._beams else {}
+        children: dict[int, StepRequest] = {}
+        for node, child in sorted(tasks):
+            if tasks[node, child].request.finish is not None:
+                children.setdefault(node, tasks[node, child].request)
+        return children
 
     async def end(self, search: SearchSession) -> None:
         """A search has been stopped: what it did not ask for is wasted."""
@@ -132,24 +132,24 @@ class SglangBeamExtension:
             return
         with suppress(TimeoutError):
             async with asyncio.timeout(LAST_SECONDS):
-                await self._stop(beams.begun.values())
-        for early in beams.begun.values():
-            early.task.cancel()
-        _discard(search, beams, list(beams.begun))
+                await self._stop(beams.tasks.values())
+        for extension in beams.tasks.values():
+            extension.task.cancel()
+        _discard(search, beams, list(beams.tasks))
 
     def _start_next(self) -> None:
         """Begin the likeliest children where places are idle, equally many of each search."""
-        wanting = [search for search, beams in self._beams.items() if beams.queue]
-        while wanting:
-            search = min(wanting, key=self._running)
+        searches = [search for search, beams in self._beams.items() if beams.queue]
+        while searches:
+            search = min(searches, key=self._running)
             replica = self._server_with_room(search)
             if replica is not None:
                 self._start_child(search, replica)
             if replica is None or not self._beams[search].queue:
-                wanting.remove(search)
+                searches.remove(search)
 
     def _running(self, search: SearchSession) -> int:
-        return sum(early.running for early in self._beams[search].begun.values())
+        return sum(extension.running for extension in self._beams[search].tasks.values())
 
     def _server_with_room(self, search: SearchSession) -> Replica | None:
         """Where one more of a search may begin: there is a place, memory, and a fair hit rate."""
@@ -161,16 +161,16 @@ class SglangBeamExtension:
         except EngineDown:  # the search hears of it where it asks
             return None
         here = [
-            early
+            extension
             for beams in self._beams.values()
-            for early in beams.begun.values()
-            if early.replica is replica and early.running
+            for extension in beams.tasks.values()
+            if extension.replica is replica and extension.running
         ]
         if replica.under_way + len(here) >= min(IDLE_PLACES, replica.places):
             return None
-        own = self._beams[search].begun.values()
-        held = sum(e.request.branch.limit if e.running else len(e.request.tokens) for e in own)
-        return replica if held < SHARE * replica.kv_tokens / len(self._beams) else None
+        tasks = self._beams[search].tasks.values()
+        tokens = sum(t.request.branch.limit if t.running else len(t.request.tokens) for t in tasks)
+        return replica if tokens < SHARE * replica.kv_tokens / len(self._beams) else None
 
     def _start_child(self, search: SearchSession, replica: Replica) -> None:
         """Draw a search's likeliest child; its next sibling takes its turn."""
@@ -182,21 +182,21 @@ class SglangBeamExtension:
             heappush(beams.queue, ((rest + 1, arrival, child + 1), parent))
         branch = parent.branch.early_child(child, parent.tokens, parent.sampling.max_step_tokens)
         request = StepRequest(branch, parent.sampling, parent.stops, parent.eos)
-        early = ExtensionTask(request, replica)
-        beams.begun[branch.parent, child] = early
+        extension = ExtensionTask(request, replica)
+        beams.tasks[branch.parent, child] = extension
         with self._fleet.routing.of(search.tree):
-            early.task = asyncio.create_task(self._sample(search, early))
-        early.task.add_done_callback(lambda _: self._start_next())
+            extension.task = asyncio.create_task(self._sample(search, extension))
+        extension.task.add_done_callback(lambda _: self._start_next())
 
-    async def _sample(self, search: SearchSession, early: ExtensionTask) -> None:
+    async def _sample(self, search: SearchSession, extension: ExtensionTask) -> None:
         """Until the step is complete, or the request is stopped. A failure is none of the search's:
         the round that asks for the step draws it."""
-        request, replica = early.request, early.replica
+        request, replica = extension.request, extension.replica
         try:
-            while request.finish is None and not early.stopped:
+            while request.finish is None and not extension.stopped:
                 note = search.notes.about(replica, len(search.prompt), None)
-                with search.request(replica) as early.rid:
-                    body = request.body(note) | search.common(early.rid)
+                with search.request(replica) as extension.rid:
+                    body = request.body(note) | search.common(extension.rid)
                     before = request.path
                     answer = await replica.while_up(replica.generate(body, early=True))
                 if not answer["meta_info"].get("output_token_logprobs"):
@@ -206,29 +206,29 @@ class SglangBeamExtension:
         except EngineError as error:
             log.info("%s: an early step was not drawn: %s", replica.url, error)
 
-    async def _stop(self, begun: Iterable[ExtensionTask]) -> None:
+    async def _stop(self, tasks: Iterable[ExtensionTask]) -> None:
         """Stop what is under way, and wait for what it has drawn."""
-        await asyncio.gather(*(self._stop_one(early) for early in begun if early.running))
+        await asyncio.gather(*(self._stop_one(task) for task in tasks if task.running))
 
-    async def _stop_one(self, early: ExtensionTask) -> None:
-        early.stopped = True
-        while early.running:
-            if early.rid:
-                await early.replica.abort(early.rid)
-            await asyncio.wait({early.task}, timeout=AGAIN_SECONDS)
+    async def _stop_one(self, extension: ExtensionTask) -> None:
+        extension.stopped = True
+        while extension.running:
+            if extension.rid:
+                await extension.replica.abort(extension.rid)
+            await asyncio.wait({extension.task}, timeout=STOP_RETRY_SECONDS)
 
 
-def worthwhile(used: int, wasted: int) -> bool:
+def worthwhile(used_tokens: int, wasted_tokens: int) -> bool:
     """False once enough is known and too little of it, in tokens, was used."""
-    settled = used + wasted
-    return settled < TRIAL_TOKENS or used >= LEAST_HIT_RATE * settled
+    total = used_tokens + wasted_tokens
+    return total < TRIAL_TOKENS or used_tokens >= LEAST_HIT_RATE * total
 
 
 def _discard(search: SearchSession, beams: SearchExtensions, keys: Sequence[Key]) -> None:
     for key in keys:
-        search.costs.counters.speculated_wasted += len(beams.begun.pop(key).request.tokens)
+        search.costs.counters.speculated_wasted += len(beams.tasks.pop(key).request.tokens)
 
 
-def _same(early: StepRequest, asked: StepRequest) -> bool:
+def _same(early: StepRequest, request: StepRequest) -> bool:
     """Whether what was drawn early is what a round asks for."""
-    return early.branch.draws_as(asked.branch) and early.sampling == asked.sampling
+    return early.branch.draws_as(request.branch) and early.sampling == request.sampling

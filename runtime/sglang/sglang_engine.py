@@ -79,7 +79,7 @@ class SglangEngine(ServedEngine[SearchSession, Replica, StepSampler]):
 
     async def _end(self, search: SearchSession) -> None:
         self._sampler.gates.leave(search.tree)
-        await asyncio.shield(self._going_on(self._end_session(search)))
+        await asyncio.shield(self._in_background(self._end_session(search)))
 
     async def _end_session(self, search: SearchSession) -> None:
         """Stop what is under way for a search; its servers are to let go of it."""
@@ -90,17 +90,17 @@ class SglangEngine(ServedEngine[SearchSession, Replica, StepSampler]):
         finally:
             self._charge(search)
             farewells = [fleet.release(search.tree) for fleet in (self._policy, self._rewards)]
-            tasks = [self._going_on(farewell) for farewell in farewells]
+            tasks = [self._in_background(farewell) for farewell in farewells]
             await asyncio.wait(tasks, timeout=FAREWELL_SECONDS)
 
-    def _going_on(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """It comes to its end though nobody waits for it."""
         task = asyncio.create_task(work)
         self._ending.add(task)
-        task.add_done_callback(self._went_on)
+        task.add_done_callback(self._on_end)
         return task
 
-    def _went_on(self, task: asyncio.Task[None]) -> None:
+    def _on_end(self, task: asyncio.Task[None]) -> None:
         self._ending.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("a tree was not let go of: %s", error, exc_info=error)
@@ -121,7 +121,7 @@ class SglangEngine(ServedEngine[SearchSession, Replica, StepSampler]):
 
     def _fleet(
         self,
-        what: str,
+        kind: str,
         urls: Sequence[str],
         expected: ExpectedServer | None,
         trial: tuple[str, Json],
@@ -139,7 +139,7 @@ class SglangEngine(ServedEngine[SearchSession, Replica, StepSampler]):
             for url in urls
             if expected is not None
         ]
-        return Fleet(what, replicas, options.recovery_seconds, self._routing)
+        return Fleet(kind, replicas, options.recovery_seconds, self._routing)
 
     def _build(self) -> None:
         options = self._options
@@ -206,9 +206,9 @@ class SglangEngine(ServedEngine[SearchSession, Replica, StepSampler]):
 
     def _fingerprint(self) -> str:
         names = ("version", "model_path", "dtype", "attention_backend", "sampling_backend")
-        served = [str(replica.details.get(name)) for replica in self.replicas for name in names]
-        served += [str(replica.seeds) for replica in self._policy.replicas]
-        return fingerprint_of("sglang", self._options, self._form, served)
+        facts = [str(replica.details.get(name)) for replica in self.replicas for name in names]
+        facts += [str(replica.seeds) for replica in self._policy.replicas]
+        return fingerprint_of("sglang", self._options, self._form, facts)
 
 
 def known_flops(checkpoint: str | Path) -> Flops:

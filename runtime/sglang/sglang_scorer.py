@@ -60,7 +60,7 @@ class RewardRequest:
             "classifier"
         )
 
-    def body(self, read: PathScore, note: Mapping[str, Any]) -> dict[str, Any]:
+    def body(self, target: PathScore, note: Mapping[str, Any]) -> dict[str, Any]:
         """The body that asks ``/generate`` for a path's verdicts; ``note``: what a server with our
         plug-in is told.
 
@@ -69,9 +69,9 @@ class RewardRequest:
         """
         assert self.softmax is not None, "other heads are asked by /classify"
         return {
-            "input_ids": list(read.next_path or read.path),
+            "input_ids": list(target.next_path or target.path),
             "return_logprob": True,
-            "logprob_start_len": len(read.path) - 1 if read.next_path else -1,
+            "logprob_start_len": len(target.path) - 1 if target.next_path else -1,
             "token_ids_logprob": [self.softmax.good, self.softmax.bad],
             "sampling_params": {"max_new_tokens": 0, **note},
         }
@@ -134,35 +134,35 @@ class PrmScorer:
         self, search: SearchSession, prompt: Path, question: str, trajectories: Sequence[Trajectory]
     ) -> list[float]:
         """One reward a trajectory. What all their paths begin with is read once before them."""
-        paths = self._request.paths
-        read = [paths.path(prompt, question, t, search.spelt) for t in trajectories]
-        for path in read:
+        speller = self._request.paths
+        paths = [speller.path(prompt, question, t, search.spelt) for t in trajectories]
+        for path in paths:
             if len(path) > self._context:
                 raise PrefixTooLong(
                     f"a trajectory of {len(path)} tokens does not fit the reward model's context "
                     f"of {self._context}"
                 )
-        opening = tuple(paths.opening(prompt, question, search.spelt))
+        opening = tuple(speller.opening(prompt, question, search.spelt))
         steps = [_step(search, trajectory) for trajectory in trajectories]
         later = self._next_paths(search, prompt, question, trajectories)
         unread = {
             place: _looking_ahead(path, step, later.get(trajectory.node))
             for place, (path, step, trajectory) in enumerate(
-                zip(read, steps, trajectories, strict=True)
+                zip(paths, steps, trajectories, strict=True)
             )
             if path not in search.early_rewards
         }
         if len(unread) > 1 and opening and opening not in search.openings:
-            opened = [PathScore(opening)]
-            await search.together([self._ask(search, prompt, opened, len(opening))])
+            targets = [PathScore(opening)]
+            await search.together([self._ask(search, prompt, targets, len(opening))])
             search.openings.add(opening)
-        asked = list(unread.values())
-        (rewards,) = await search.together([self._ask(search, prompt, asked, len(opening))])
-        search.costs.counters.model_calls += bool(asked)
+        targets = list(unread.values())
+        (rewards,) = await search.together([self._ask(search, prompt, targets, len(opening))])
+        search.costs.counters.model_calls += bool(targets)
         fresh = dict(zip(unread, rewards, strict=True))
         return [
             fresh[place] if place in fresh else search.early_rewards[path]
-            for place, path in enumerate(read)
+            for place, path in enumerate(paths)
         ]
 
     def _next_paths(
@@ -175,7 +175,7 @@ class PrmScorer:
         return {node: path for node, path in paths.items() if len(path) <= self._context}
 
     async def _ask(
-        self, search: SearchSession, prompt: Path, reads: Sequence[PathScore], opening: int
+        self, search: SearchSession, prompt: Path, targets: Sequence[PathScore], opening: int
     ) -> list[float]:
         """The rewards of all paths, in order: one request. Those of next steps are kept."""
 
@@ -184,28 +184,28 @@ class PrmScorer:
                 return await self._classify(search, replica, [*whole, *later])
             answers: dict[int, Json] = {}
             bodies = [
-                self._request.body(read, search.notes.on(replica, opening, read.step))
-                for read in reads
+                self._request.body(target, search.notes.on(replica, opening, target.step))
+                for target in targets
             ]
             await search.send_list(replica, bodies, answers.__setitem__)
-            return [answers[place] for place in range(len(reads))]
+            return [answers[place] for place in range(len(targets))]
 
-        whole = [read.path for read in reads]
-        later = [read.next_path for read in reads if read.next_path]
-        answers = await self.fleet.ask(search.tree, prompt, ask) if reads else []
+        whole = [target.path for target in targets]
+        later = [target.next_path for target in targets if target.next_path]
+        answers = await self.fleet.ask(search.tree, prompt, ask) if targets else []
         if self._request.softmax is None:
             self._count(search, [*whole, *later], answers)
             rewards = list(map(self._request.reward, answers))
-            search.early_rewards |= zip(later, rewards[len(reads) :], strict=True)
-            return rewards[: len(reads)]
-        self._count(search, [read.next_path or read.path for read in reads], answers)
-        return [self._take(search, *pair) for pair in zip(reads, answers, strict=True)]
+            search.early_rewards |= zip(later, rewards[len(targets) :], strict=True)
+            return rewards[: len(targets)]
+        self._count(search, [target.next_path or target.path for target in targets], answers)
+        return [self._take(search, *pair) for pair in zip(targets, answers, strict=True)]
 
-    def _take(self, search: SearchSession, read: PathScore, answer: Json) -> float:
+    def _take(self, search: SearchSession, target: PathScore, answer: Json) -> float:
         """A path's reward; that of its next step is kept."""
-        if read.next_path is None:
+        if target.next_path is None:
             return self._request.reward(answer)
-        search.early_rewards[read.next_path] = self._request.reward(answer)
+        search.early_rewards[target.next_path] = self._request.reward(answer)
         return self._request.reward_before(answer)
 
     def _count(self, search: SearchSession, paths: Sequence[Path], answers: Sequence[Json]) -> None:

@@ -27,21 +27,21 @@ class StepRequest(DrawnStep):
     at_once: int = 0
     acknowledged: bool = False
 
-    def continue_from(self, early: StepRequest) -> None:
+    def continue_from(self, request: StepRequest) -> None:
         """Take what was drawn early of the same step."""
-        self.tokens, self.logprob, self.logprobs = early.tokens, early.logprob, early.logprobs
+        self.tokens, self.logprob, self.logprobs = request.tokens, request.logprob, request.logprobs
         self.entropy, self.finish, self.acknowledged = (
-            early.entropy,
-            early.finish,
-            early.acknowledged,
+            request.entropy,
+            request.finish,
+            request.acknowledged,
         )
 
     def body(self, note: Mapping[str, Any]) -> dict[str, Any]:
         """The body that asks for the rest of the step; ``note``: more sampling parameters."""
-        sampling, left = self.sampling, self.left
+        sampling, remaining = self.sampling, self.remaining
         whole = self.tokens or not self.at_once or sampling.grammar is not None
-        most = left if whole else min(left, self.at_once)
-        held = {} if sampling.grammar is None else {"json_schema": sampling.grammar}
+        most = remaining if whole else min(remaining, self.at_once)
+        grammar = {} if sampling.grammar is None else {"json_schema": sampling.grammar}
         return {
             "input_ids": list(self.path),
             "return_logprob": True,
@@ -57,7 +57,7 @@ class StepRequest(DrawnStep):
                 "stream_interval": WHOLE,
                 "skip_special_tokens": False,
                 "sampling_seed": sampling_seed(self.branch.seed),
-                **held,
+                **grammar,
                 **note,
                 **logits_fields(sampling, len(self.path), most, note.get("custom_params", {})),
             },
@@ -75,17 +75,17 @@ class StepRequest(DrawnStep):
         Raises EngineError for an answer without a token.
         """
         meta = answer["meta_info"]
-        drawn = meta["output_token_logprobs"]
-        if not drawn:
+        entries = meta["output_token_logprobs"]
+        if not entries:
             raise EngineError(
                 f"SGLang drew nothing after {meta['prompt_tokens']} tokens: "
                 f"{meta.get('finish_reason')}"
             )
-        end = start + self.add((token, logprob) for logprob, token, *_ in drawn[start:])
+        end = start + self.add((token, logprob) for logprob, token, *_ in entries[start:])
         tops = meta["output_top_logprobs"]
         self.entropy = entropy([p for p, *_ in tops[end - 1]])
         if (count := self.sampling.logprobs) is not None:
-            for (logprob, *_), top in zip(drawn[start:end], tops[start:end], strict=True):
+            for (logprob, *_), top in zip(entries[start:end], tops[start:end], strict=True):
                 likeliest = sorted((-p, token) for p, token, *_ in top)[:count]
                 self.logprobs.append(
                     TokenLogprob(logprob, tuple((token, -p) for p, token in likeliest))
@@ -99,8 +99,8 @@ PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 def honoured_params(replicas: Iterable[Replica]) -> tuple[str, ...]:
     """The ``LogitsParams`` that count for whole trajectories on all of these servers: penalties
     where our plug-in counts what was drawn before."""
-    counted = all(replica.outputs for replica in replicas)
-    return tuple(name for name in LOGITS_PARAMS if counted or name not in PENALTIES)
+    counts_output = all(replica.outputs for replica in replicas)
+    return tuple(name for name in LOGITS_PARAMS if counts_output or name not in PENALTIES)
 
 
 def logits_fields(
@@ -152,5 +152,5 @@ def forked_prefixes(
 ) -> list[tuple[int, ...]]:
     """Of the prefixes that a round draws from, those of several draws that may not be cached any
     more: all but what was drawn just before (``fresh``). They are read once, before the round."""
-    many = Counter(prefixes)
-    return [path for path, forked in many.items() if forked > 1 and path not in fresh]
+    counts = Counter(prefixes)
+    return [path for path, count in counts.items() if count > 1 and path not in fresh]

@@ -47,7 +47,7 @@ class StepSampler(PolicySampler[SearchSession, Replica]):
         if not all((branch.tokens, branch.seed) in search.following for branch in branches):
             (at_once,) = await search.together([self._wait_for_room(search, branches)])
         requests = await self.sample(search, branches, sampling, at_once)
-        search.fresh = {drawn.path for drawn in requests if drawn.finish is not Finish.END}
+        search.fresh = {request.path for request in requests if request.finish is not Finish.END}
         steps = self._finish(search, requests)
         self.gates.drawn(search.tree, branches, steps)
         return steps
@@ -57,9 +57,9 @@ class StepSampler(PolicySampler[SearchSession, Replica]):
         most tokens to ask for of each of its steps at first."""
         search.begin(branches)
         gate = self.gates.of(await self.fleet.reach(search.tree, search.prompt), search.tree)
-        begun = time.monotonic()
+        start = time.monotonic()
         await gate.enter(search.tree, gate.need(branches))
-        search.costs.counters.held_back_seconds += time.monotonic() - begun
+        search.costs.counters.held_back_seconds += time.monotonic() - start
         return gate.tokens_at_once(branches)
 
     async def sample(
@@ -83,9 +83,9 @@ class StepSampler(PolicySampler[SearchSession, Replica]):
         search.begin(branches)
         await self.extension.resume(search, requests)
         for request in requests:
-            drawn = search.following.pop(request.key, None)
-            if drawn is not None and drawn.branch.draws_as(request.branch):
-                request.continue_from(drawn)
+            early_request = search.following.pop(request.key, None)
+            if early_request is not None and early_request.branch.draws_as(request.branch):
+                request.continue_from(early_request)
         whole = [request for request in requests if request.finish is not None]
         await search.together([self._draw(search, requests), self._go_on(search, whole)])
         return requests
@@ -94,13 +94,13 @@ class StepSampler(PolicySampler[SearchSession, Replica]):
         self, search: SearchSession, trajectories: Sequence[Trajectory]
     ) -> dict[int, Trajectory]:
         """Trajectories with a next step that was drawn early, by node, where it is complete."""
-        ended = self.extension.finished_children(search)
+        children = self.extension.finished_children(search)
         longer: dict[int, Trajectory] = {}
         for trajectory in trajectories:
-            node, early = trajectory.node, ended.get(trajectory.node)
-            if early is not None:
-                tokens, last = tuple(early.tokens), early.finish is Finish.END
-                text = self._text.decode(tokens, early.branch.tokens, last=last)
+            node, child = trajectory.node, children.get(trajectory.node)
+            if child is not None:
+                tokens, last = tuple(child.tokens), child.finish is Finish.END
+                text = self._text.decode(tokens, child.branch.tokens, last=last)
                 steps, texts = (*trajectory.steps, tokens), (*trajectory.texts, text)
                 longer[node] = Trajectory(node, steps, texts, trajectory.seed)
         return longer
@@ -133,7 +133,7 @@ class StepSampler(PolicySampler[SearchSession, Replica]):
     async def _draw(self, search: SearchSession, requests: Sequence[StepRequest]) -> None:
         """Every step to its end. What was drawn early to its end is read once more, so that a
         server with our plug-in hears whose it is."""
-        early = [
+        reads = [
             PathRead(request.path, -1, request.branch.parent, request.branch.step)
             for request in requests
             if request.finish not in (None, Finish.END) and not request.acknowledged
@@ -141,13 +141,13 @@ class StepSampler(PolicySampler[SearchSession, Replica]):
 
         async def ask(replica: Replica) -> None:
             search.on(replica)
-            open_ones = [request for request in requests if request.finish is None]
-            open_ones.sort(key=lambda request: request.branch.tokens)
-            await self._read_forks(search, replica, open_ones)
-            await self._draw_list(search, replica, open_ones, early if replica.plugged else [])
-            early.clear()
+            open_requests = [request for request in requests if request.finish is None]
+            open_requests.sort(key=lambda request: request.branch.tokens)
+            await self._read_forks(search, replica, open_requests)
+            await self._draw_list(search, replica, open_requests, reads if replica.plugged else [])
+            reads.clear()
 
-        while early or any(request.finish is None for request in requests):
+        while reads or any(request.finish is None for request in requests):
             await self.fleet.ask(search.tree, search.prompt, ask)
 
     async def _go_on(self, search: SearchSession, whole: Sequence[StepRequest]) -> None:
@@ -178,8 +178,8 @@ class StepSampler(PolicySampler[SearchSession, Replica]):
         unsteered = [request for request in requests if is_chain(request)]
         chains = set(unsteered) if replica.chains else set[StepRequest]()
         if not chains:
-            begun = sum(request.branch.parent == ROOT for request in unsteered)
-            search.costs.counters.split_chains += begun
+            roots = sum(request.branch.parent == ROOT for request in unsteered)
+            search.costs.counters.split_chains += roots
         ends = await self._ends_of(requests[0].sampling.stop) if chains else None
         first = True
 
@@ -192,15 +192,15 @@ class StepSampler(PolicySampler[SearchSession, Replica]):
             if request in chains:
                 following = take_chain(request, answer)
                 search.following |= {step.key: step for step in following}
-                drawn = len(answer["meta_info"]["output_token_logprobs"])
-                self._chain_lengths.saw(drawn)
+                drawn_tokens = len(answer["meta_info"]["output_token_logprobs"])
+                self._chain_lengths.saw(drawn_tokens)
             else:
-                drawn = request.take(answer)
+                drawn_tokens = request.take(answer)
                 if request.finish is not None:
                     self.extension.enqueue(search, request)
                 else:
-                    search.read.add(request.path)
-            search.count_step(before, answer, drawn)
+                    search.cached_paths.add(request.path)
+            search.count_step(before, answer, drawn_tokens)
 
         bodies: list[dict[str, Any]] = []
         for request in requests:
@@ -236,6 +236,6 @@ class StepSampler(PolicySampler[SearchSession, Replica]):
 
 
 def _sum_of(answer: Json) -> tuple[float, int]:
-    read = answer["meta_info"]["input_token_logprobs"]
-    logprobs = [logprob for logprob, *_ in read if logprob is not None]
+    entries = answer["meta_info"]["input_token_logprobs"]
+    logprobs = [logprob for logprob, *_ in entries if logprob is not None]
     return math.fsum(logprobs), len(logprobs)

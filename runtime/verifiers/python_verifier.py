@@ -32,7 +32,7 @@ END_SECONDS = 1.0
 """For a process whose input has ended; one that computes outside of Python may not notice."""
 MOST_BYTES = 1 << 24
 """Of an answer."""
-_ENDED = (asyncio.IncompleteReadError, ConnectionError, ValueError)
+_END_ERRORS = (asyncio.IncompleteReadError, ConnectionError, ValueError)
 """What is met at a process that ends meanwhile, or says what is no answer."""
 
 
@@ -54,21 +54,21 @@ class VerifierProcess:
             stdout=PIPE,
             start_new_session=True,  # a Ctrl-C in the terminal is the server's to hear
         )
-        made = cls(process, {})
+        worker = cls(process, {})
         try:
             async with asyncio.timeout(START_SECONDS):
-                made.about = await made._receive()
-        except (TimeoutError, *_ENDED) as error:
-            await made.ended()
+                worker.about = await worker._receive()
+        except (TimeoutError, *_END_ERRORS) as error:
+            await worker.end()
             why = f"not there after {START_SECONDS:g} s" if isinstance(error, TimeoutError) else ""
             raise ValueError(why or "its process ended") from None
         except BaseException:
-            await made.ended()
+            await worker.end()
             raise
-        if "error" in made.about:
-            await made.ended()
-            raise ValueError(made.about["error"])
-        return made
+        if "error" in worker.about:
+            await worker.end()
+            raise ValueError(worker.about["error"])
+        return worker
 
     async def ask(self, batch: Sequence[Judged]) -> Any:
         """Its answer. Raises one of ``_ENDED`` if the process ends."""
@@ -77,7 +77,7 @@ class VerifierProcess:
         await self._process.stdin.drain()
         return await self._receive()
 
-    async def ended(self) -> int:
+    async def end(self) -> int:
         """How it ended; it is ended now if it was not.
 
         It ends with its input. Killed while it does, how it ended would be lost.
@@ -138,7 +138,7 @@ class PythonVerifier:
             call.cancel()
         await asyncio.gather(*self._calls, return_exceptions=True)
         while self._idle:
-            await self._idle.pop().ended()
+            await self._idle.pop().end()
 
     async def _call(self, batch: Sequence[Judged]) -> list[float]:
         async with self._places:
@@ -147,15 +147,15 @@ class PythonVerifier:
                 async with asyncio.timeout(self._seconds):
                     answer = await process.ask(batch)
             except TimeoutError:
-                await process.ended()
+                await process.end()
                 raise VerifierFailed(
                     f"the verifier gave no answer within {self._seconds:g} s"
                 ) from None
-            except _ENDED:
-                how = await process.ended()
-                raise VerifierFailed(f"the verifier's process ended with {how}") from None
+            except _END_ERRORS:
+                status = await process.end()
+                raise VerifierFailed(f"the verifier's process ended with {status}") from None
             except BaseException:
-                await process.ended()
+                await process.end()
                 raise
             self._idle.append(process)
         if "error" in answer:

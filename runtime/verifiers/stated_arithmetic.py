@@ -80,7 +80,7 @@ class Token(NamedTuple):
     between statements, ``?`` what is not understood."""
 
     kind: str
-    what: str | Number = ""
+    content: str | Number = ""
 
 
 class Unreadable(Exception):
@@ -89,7 +89,7 @@ class Unreadable(Exception):
 
 def verify(batch: Sequence[Mapping[str, Any]]) -> list[float]:
     """1.0 or 0.0 for the last of each one's ``steps``: 0.0 where something it states is wrong."""
-    return [0.0 if states_a_wrong_one(one["steps"][-1]) else 1.0 for one in batch]
+    return [0.0 if states_a_wrong_one(path["steps"][-1]) else 1.0 for path in batch]
 
 
 verify.pure = True  # pyright: ignore[reportFunctionMemberAccess]
@@ -134,8 +134,8 @@ def _token(kind: str, text: str) -> Token:
     if kind == "number":
         number = _number(text)
         return Token("?") if number is None else Token("n", number)
-    known = {"gap": "|", "equals": "=", "open": "(", "close": ")", "word": "w"}
-    return Token(known.get(kind, "?"), text.lower())
+    kinds = {"gap": "|", "equals": "=", "open": "(", "close": ")", "word": "w"}
+    return Token(kinds.get(kind, "?"), text.lower())
 
 
 def _number(text: str) -> Number | None:
@@ -163,7 +163,7 @@ def _equations(tokens: Iterator[Token]) -> Iterator[list[list[Token]]]:
 def _after_words(side: list[Token]) -> list[Token]:
     """What stands before an ``=``, from the side's last word on; empty if it may mean else."""
     words = _words(side)
-    if words is None or (words and side[words[-1]].what in _CHANGES_WHAT_FOLLOWS):
+    if words is None or (words and side[words[-1]].content in _CHANGES_WHAT_FOLLOWS):
         return []
     return side[words[-1] + 1 :] if words else side
 
@@ -171,7 +171,7 @@ def _after_words(side: list[Token]) -> list[Token]:
 def _before_words(side: list[Token]) -> list[Token]:
     """What stands after an ``=``, up to the side's first word; empty if it may mean else."""
     words = _words(side)
-    if words is None or (words and side[words[0]].what in _CHANGES_WHAT_PRECEDES):
+    if words is None or (words and side[words[0]].content in _CHANGES_WHAT_PRECEDES):
         return []
     return side[: words[0]] if words else side
 
@@ -201,7 +201,7 @@ def _differ(left: list[Token], right: list[Token]) -> bool:
 
 def _rounds(value: Fraction, stated: list[Token]) -> bool:
     """Whether a side states a decimal fraction that is a value without an end, rounded."""
-    number = stated[-1].what
+    number = stated[-1].content
     literal = len(stated) - (stated[0] == Token("o", "-")) == 1
     if not literal or not isinstance(number, Number) or not number.places:
         return False
@@ -225,16 +225,16 @@ def _value(side: list[Token]) -> Fraction:
     values: list[Fraction] = []
     signs: list[str] = []
     wants_value = True
-    for kind, what in side:
-        if wants_value and isinstance(what, Number):
-            values.append(what.value)
+    for kind, content in side:
+        if wants_value and isinstance(content, Number):
+            values.append(content.value)
             wants_value = False
         elif wants_value and kind == "(":
             signs.append("(")
-        elif wants_value and what == "-":
+        elif wants_value and content == "-":
             signs.append("negative")
         elif not wants_value and kind == "o":
-            sign = str(what)
+            sign = str(content)
             _work_off(values, signs, _BINDS[sign] + (sign == "^"))
             signs.append(sign)
             wants_value = True
@@ -260,12 +260,12 @@ def _work_off(values: list[Fraction], signs: list[str], least: int) -> None:
 
 
 def _apply(sign: str, left: Fraction, right: Fraction) -> Fraction:
-    size, other = _bits(left), _bits(right)
+    bits, other_bits = _bits(left), _bits(right)
     if sign == "^":
-        if right.denominator != 1 or not 0 <= right <= MOST_BITS or size * int(right) > MOST_BITS:
+        if right.denominator != 1 or not 0 <= right <= MOST_BITS or bits * int(right) > MOST_BITS:
             raise Unreadable
         return Fraction(left ** int(right))
-    if size + other > MOST_BITS:
+    if bits + other_bits > MOST_BITS:
         raise Unreadable
     if sign == "*":
         return left * right

@@ -74,8 +74,8 @@ def must_be_scores(answer: Any, count: int) -> list[float]:
     for value in answer:
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if not number or math.isnan(value) or not 0 <= value <= 1:
-            shown = value if number else type(value).__name__
-            raise VerifierFailed(f"the verifier gave {shown}; numbers from 0 to 1 are needed")
+            description = value if number else type(value).__name__
+            raise VerifierFailed(f"the verifier gave {description}; numbers from 0 to 1 are needed")
     return [round_reward(float(value)) for value in answer]
 
 

@@ -31,12 +31,12 @@ class VerifierEndpoint:
 
     async def verify(self, batch: Sequence[Judged]) -> list[float]:
         """A number in [0, 1] for each, rounded. Raises VerifierFailed."""
-        late = f"the verifier gave no answer within {self._seconds:g} s"
+        message = f"the verifier gave no answer within {self._seconds:g} s"
         try:
             async with asyncio.timeout(self._seconds):  # httpx's own is for each byte anew
                 answer = await self._post({"inputs": list(batch)})
         except (TimeoutError, httpx.TimeoutException):
-            raise VerifierFailed(late) from None
+            raise VerifierFailed(message) from None
         except httpx.HTTPStatusError as error:
             status = error.response.status_code
             raise VerifierFailed(f"the verifier answered with status {status}") from error

@@ -41,7 +41,7 @@ def frame(content: Any) -> bytes:
     return LENGTH.pack(len(body)) + body
 
 
-def loaded(name: str) -> tuple[Callable[[Any], Any], dict[str, Any]]:
+def load(name: str) -> tuple[Callable[[Any], Any], dict[str, Any]]:
     """The function, and what is told of it: whether it is pure, and its file's hash."""
     module_name, _, path = name.partition(":")
     module = importlib.import_module(module_name)
@@ -51,8 +51,8 @@ def loaded(name: str) -> tuple[Callable[[Any], Any], dict[str, Any]]:
     file = inspect.getsourcefile(module)
     source = b""
     if file is not None:
-        with open(file, "rb") as opened:
-            source = opened.read()
+        with open(file, "rb") as stream:
+            source = stream.read()
     digest = hashlib.sha256(source).hexdigest()
     return function, {"pure": bool(getattr(function, "pure", False)), "source": digest}
 
@@ -69,7 +69,7 @@ def main(name: str, paths: str) -> None:
         answers.flush()
 
     try:
-        function, about = loaded(name)
+        function, about = load(name)
     except BaseException as error:  # whatever the module does when it is imported
         log.exception("%s cannot be loaded", name)
         tell({"error": f"{type(error).__name__}: {error}"})
