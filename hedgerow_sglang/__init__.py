@@ -1,5 +1,5 @@
-"""What runs inside SGLang's processes, and what Hedgerow shares with it: protocol and noise.
+"""Code that runs inside SGLang's processes, and what Hedgerow shares with it: protocol and noise.
 
-A distribution of its own, ``hedgerow-sglang`` (deploy/sglang-plugin/): it needs ``kvpolicy``, which
-it brings along, NumPy and what SGLang has anyhow.
+Published as its own distribution, ``hedgerow-sglang`` (deploy/sglang-plugin/). It needs NumPy,
+``kvpolicy``, which it bundles, and what SGLang installs anyway.
 """

@@ -1,7 +1,7 @@
-"""Chains of steps inside SGLang's scheduler: each row draws by the seed of the step it is in.
+"""Chains of steps inside SGLang's scheduler: each row draws with the seed of its current step.
 
-Where the next token is drawn before the host has seen the last one (SGLang's overlap scheduler),
-nobody knows in time that a step has ended: such a server takes no chains.
+SGLang's overlap scheduler draws the next token before the host has seen the last one, so the end of
+a step is noticed too late: a server with that scheduler takes no chains.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Any
 from hedgerow_sglang.step_chain import CHAIN, ENDS, StepEnds, parse_chain, parse_ends
 
 KEPT = 64
-"""Ways to end a step that are remembered: one for each set of stop strings in use."""
+"""Most ``StepEnds`` that are kept, one for each set of stop strings; the oldest goes first."""
 _known: OrderedDict[str, StepEnds] = OrderedDict()
 
 
 def learn_ends(params: dict[str, Any]) -> None:
-    """Before a request is queued: it may bring along how steps end."""
+    """Keep the ``StepEnds`` that a request brings, if it brings any. Called before it is queued."""
     if ENDS not in params:
         return
     name, ends = parse_ends(params[ENDS])
@@ -28,9 +28,9 @@ def learn_ends(params: dict[str, Any]) -> None:
 
 
 def chain_seed(request: Any) -> int | None:
-    """The seed of a request's next token by its chain; None if it is no chain.
+    """The seed of a request's next token, from its chain; None for a request without a chain.
 
-    One that is over is told to end, with a token that nobody takes.
+    A chain that is over is marked to finish; the one token still drawn for it is discarded.
     """
     chain = getattr(request, CHAIN, None)
     if chain is None:
@@ -50,7 +50,7 @@ def chain_seed(request: Any) -> int | None:
 
 
 def next_seeds(batch: Any, *_: Any, **__: Any) -> None:
-    """Before ``ScheduleBatch.prepare_for_decode``: rows whose step has ended have another seed."""
+    """Before ``ScheduleBatch.prepare_for_decode``: set the seed of each chain's next token."""
     seeds = batch.sampling_info.sampling_seed
     if seeds is None:
         return

@@ -1,8 +1,8 @@
-"""Which tokens win by their noise, without the noise of those that cannot.
+"""The tokens with the highest score plus Gumbel noise, without computing the noise of all tokens.
 
 Noise is G = -log(-log u), and -log u >= 1 - u. So a token of score s reaches the value t only where
-1 - u <= exp(s - t), and 1 - u is a hash, which is cheap; t is what a likely token comes to. Few
-tokens are left, and for these everything is computed as if it had been for all: the same bits.
+1 - u <= exp(s - t), and 1 - u is a cheap hash; t is the value of a likely token. The few tokens
+that pass are computed exactly as they would be among all tokens: the result has the same bits.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from numpy.typing import NDArray
 from hedgerow_sglang.noise import SCRATCH, Words, gumbel_of
 
 FEW = 1 << 16
-"""Scores of which all of the noise costs as little."""
+"""Up to so many scores the noise of all is computed: selecting tokens first saves nothing."""
 HASHES = 2**32 - 1
 SPREAD = 2.0**32 * (1 + 1e-4)
 SLACK = 2.0
-"""Hashes, and as a factor in ``SPREAD``: more than the bound can be off by in float32."""
+"""Added to the bound, in hashes; it and ``SPREAD``'s factor exceed what float32 is off by."""
 ROUNDING = 1e-15
-"""Of a score: what adding its noise may round off, which is all of the noise in the coldest."""
+"""Share of a score that adding its noise may round off: all noise, at very low temperatures."""
 WORD = 8
-"""Truth values that are looked at together."""
+"""Booleans that are tested at once, as one 64-bit word."""
 LIKELY = (2.0**-6, 2.0**-10, 2.0**-14, 2.0**-16, 2.0**-18)
-"""Of the likeliest token's probability: few nuclei hold others, and few tokens are sorted fast."""
+"""Floors to try for a nucleus, as shares of the top probability: few tokens are sorted fast."""
 MARGIN = 1e-12
-"""By which a sum must be above what is wanted of it, to be so whatever its rounding."""
+"""Relative excess over its target that a sum needs, so that rounding cannot matter."""
 
 
 def gumbel_max(scores: NDArray[np.float64], hashed: Words, count: int = 1) -> NDArray[np.int64]:
     """The ``count`` tokens of the highest ``scores + gumbel_of(hashed)``, both (rows, vocab).
 
-    Returns ids (rows, count), the highest first, equals by id. A score of -inf is no token's; -1
-    fills up where fewer are left.
+    Returns ids (rows, count), the highest first, ties by lower id. Tokens with score -inf are left
+    out, and -1 fills the places that remain (but for one draw of few scores: see ``FEW``).
     """
     if count == 1 and scores.size <= FEW:
         return (scores + gumbel_of(hashed)).argmax(-1)[:, None]
@@ -50,9 +50,9 @@ def highest(
     rows: int,
     count: int,
 ) -> NDArray[np.int64]:
-    """The ``count`` tokens of the highest values of every row, as ``gumbel_max`` gives them;
-    ``row``, ``token`` and ``values`` of all that may be among them."""
-    if count == 1:  # most are not the highest, and sorting costs more than finding that out
+    """The ``count`` tokens with the highest values of each row, as ``gumbel_max`` returns them;
+    ``row``, ``token`` and ``values``: of every candidate."""
+    if count == 1:  # dropping all but each row's highest first is cheaper than sorting
         most = np.full(rows, -np.inf)
         np.maximum.at(most, row, values)
         top = values == most[row]
@@ -76,7 +76,7 @@ def candidates(
     least = np.partition(values, -count)[:, -count, None]
     least -= ROUNDING * abs(least)
     room = SCRATCH.take("room", scores.shape, np.float32)
-    with np.errstate(over="ignore", invalid="ignore"):  # where too few are left: all of those
+    with np.errstate(over="ignore", invalid="ignore"):  # rows with fewer tokens keep all
         np.subtract(scores, least - math.log(SPREAD), out=room, casting="same_kind")
         np.exp(room, out=room)
     room += SLACK
@@ -88,7 +88,7 @@ def candidates(
 
 
 def _places(above: NDArray[np.float32], room: NDArray[np.float32]) -> NDArray[np.int64]:
-    """Where ``above`` is at most ``room``, in flat arrays: few places, looked for by the word."""
+    """Flat indices where ``above`` <= ``room``: they are few, so tests go word by word."""
     size = -(-above.size // WORD) * WORD
     near = SCRATCH.take("near", (size,), np.bool_)
     near[above.size :] = False
@@ -99,7 +99,7 @@ def _places(above: NDArray[np.float32], room: NDArray[np.float32]) -> NDArray[np
 
 
 def _likely(scores: NDArray[np.float64], count: int) -> NDArray[np.int64]:
-    """Some tokens of every row, ``count`` at least: each the likeliest of a stretch of it."""
+    """At least ``count`` tokens of each row: the likeliest one of each of its stretches."""
     vocab = scores.shape[1]
     parts = 1 if count == 1 else min(vocab, 4 * count)
     width = vocab // parts

@@ -1,8 +1,8 @@
-"""Which blocks of searches hold which nodes of the radix tree, kept as nodes come, split and go.
+"""Which blocks of searches hold which radix tree nodes, updated as nodes come, split and go.
 
-Pure: nodes are SGLang's, of which only ``id``, ``parent`` and who holds them matter here. A block's
-path that is not cached whole is found again, when tokens are put into the tree, by the node where
-what is cached of it ends and the key of the child that would follow.
+Pure: of SGLang's nodes only ``id`` and ``parent`` are read. A block whose path is cached only in
+part is listed under the node where the cached part ends and the key of the child that would follow,
+so that the block is found when that child is inserted.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from collections.abc import Collection, Hashable, Iterable
 from typing import Any
 
 Block = tuple[str, int]
-"""A search's tree and the node of a step."""
+"""The name of a search's tree and the id of a step's node."""
 
 Place = tuple[Any, int]
 """A node of the radix tree and how many tokens lead to its end."""
 
 
 class HeldNodes:
-    """Blocks by nodes, and nodes by blocks."""
+    """Tables from nodes to the blocks that hold them, and from blocks to their nodes."""
 
     def __init__(self) -> None:
         self._holders: dict[int, set[Block]] = {}
@@ -29,7 +29,7 @@ class HeldNodes:
         self._ends: dict[Block, Place] = {}
 
     def clear(self) -> None:
-        """Nothing is cached any more."""
+        """Forget all blocks: nothing is cached any more."""
         for table in (self._holders, self._nodes, self._beyond, self._where, self._ends):
             table.clear()
 
@@ -42,18 +42,18 @@ class HeldNodes:
         return self._nodes.get(block, {}).values()
 
     def hold(self, block: Block, node: Any) -> None:
-        """The block's tokens are in this node."""
+        """Record that the block's tokens are in this node."""
         self._holders.setdefault(node.id, set()).add(block)
         self._nodes.setdefault(block, {})[node.id] = node
 
     def end(self, block: Block) -> Place | None:
-        """Where what is cached of a block's path ends, if the block holds that node or misses the
-        next: then it hears of the node's removal."""
+        """Where the cached part of a block's path ends; None where that is not tracked. It is while
+        the block holds that node or waits for its next child, and so learns of its removal."""
         return self._ends.get(block)
 
     def ends_at(self, block: Block, place: Place, key: Hashable | None) -> None:
-        """What is cached of the block's path ends here; ``key``: of the child that would go on, if
-        that is not all."""
+        """Record that the cached part of the block's path ends at ``place``; ``key``: of the child
+        that would continue it, None if the whole path is cached."""
         self._ends[block] = place
         if key is not None:
             at = place[0].id
@@ -61,7 +61,7 @@ class HeldNodes:
             self._where[block] = at, key
 
     def go_on(self, node: Any, key: Hashable) -> set[Block]:
-        """The blocks whose paths ended with this node before a child of that key: there is one."""
+        """Remove and return the blocks that waited at ``node`` for the child ``key``, now there."""
         blocks_by_key = self._beyond.get(node.id)
         blocks = blocks_by_key.pop(key, None) if blocks_by_key else None
         if not blocks:
@@ -73,16 +73,16 @@ class HeldNodes:
 
     @property
     def whole(self) -> bool:
-        """Whether everything that is held is cached."""
+        """Whether every block's path is cached to its end."""
         return not self._where
 
     def split(self, upper: Any, lower: Any) -> None:
-        """A node's first part has become a node of its own."""
+        """Record that the first part of ``lower`` has become the node ``upper``."""
         for block in self._holders.get(lower.id, ()):
             self.hold(block, upper)
 
     def remove(self, leaf: Any, key: Hashable, tokens: int) -> None:
-        """A leaf of so many tokens goes; ``key``: as its parent's child."""
+        """Record that a leaf of ``tokens`` tokens is freed; ``key``: its key in its parent."""
         blocks = self._holders.pop(leaf.id, set())
         for block in blocks:
             del self._nodes[block][leaf.id]
@@ -93,7 +93,7 @@ class HeldNodes:
             self.ends_at(block, (leaf.parent, at - tokens), key)
 
     def release(self, block: Block) -> list[Any]:
-        """A block is no more; the nodes that it held."""
+        """Forget a block; returns the nodes that it held."""
         self._ends.pop(block, None)
         nodes = list(self._nodes.pop(block, {}).values())
         for node in nodes:

@@ -2,10 +2,10 @@
 
 MurmurHash3 (x86, 32 bits, initial state 0) over four words: the seed's low and high half, the
 position, the column. Then u = hash / (2^32 - 1) and Gumbel = -log(-log u) in float64, log u clamped
-to [float64's least, -2^-32]. This is SGLang's seeded sampling; but the column is the token id
-always, under top-p too, where SGLang's PyTorch backend takes the rank in the sorted distribution.
+to [float64's least, -2^-32]. This is SGLang's seeded sampling, except that the column is always the
+token id; under top-p SGLang's PyTorch backend takes the rank in the sorted distribution.
 
-A vocabulary's noise is much memory: it is made by blocks of rows, in arrays that are used again.
+Noise for a whole vocabulary takes much memory: it is made for blocks of rows, in reused arrays.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LOW = np.finfo(np.float64).min
 _HIGH = -(2.0**-32)
 
 BLOCK = 1 << 18
-"""Tokens of rows that are looked at together: what is made of them stays within a core's cache."""
+"""Scores that are processed together, so that temporary arrays fit into a core's cache."""
 
 Words = NDArray[np.uint32]
 
@@ -47,7 +47,7 @@ def gumbel(
 
 
 def gumbel_of(hashed: Words) -> NDArray[np.float64]:
-    """The noise that follows from ``hashes``, of the same shape."""
+    """The Gumbel noise of ``hashes``, float64 of the same shape."""
     noise = hashed.astype(np.float64)
     noise /= 2.0**32 - 1
     with np.errstate(divide="ignore"):
@@ -83,7 +83,7 @@ def hashes_of(
 def _state(
     seeds: Sequence[int] | NDArray[np.uint64], positions: Sequence[int] | NDArray[np.int64]
 ) -> Words:
-    """After three of the four words, (rows,)."""
+    """The hash state after the seed's two words and the position, (rows,)."""
     seed = np.asarray(seeds, dtype=np.uint64)
     low = (seed & np.uint64(0xFFFFFFFF)).astype(np.uint32)
     high = (seed >> np.uint64(32)).astype(np.uint32)
@@ -112,7 +112,7 @@ def _scramble(word: Words) -> Words:
 
 
 def _turn(state: Words, scratch: Words | None = None) -> None:
-    """What follows a word's xor into the state, in place."""
+    """Mix the state in place, after a word was xored into it."""
     right = np.right_shift(state, np.uint32(19), out=scratch)
     state <<= np.uint32(13)
     state |= right
@@ -121,7 +121,7 @@ def _turn(state: Words, scratch: Words | None = None) -> None:
 
 
 def _last(state: Words, scratch: Words | None = None) -> Words:
-    """The turn after the fourth word and MurmurHash3's last mixing, in place."""
+    """Mix in place after the fourth word, then finalise as MurmurHash3 does."""
     _turn(state, scratch)
     state ^= _LENGTH
     state ^= np.right_shift(state, np.uint32(16), out=scratch)
@@ -133,11 +133,11 @@ def _last(state: Words, scratch: Words | None = None) -> Words:
 
 
 class Scratch(threading.local):
-    """Arrays that a thread writes to again and again: fresh memory costs more than what is computed
-    in it."""
+    """Reused arrays, a set for each thread: allocating them anew costs more than computing in
+    them."""
 
     def take(self, name: str, shape: tuple[int, ...], kind: DTypeLike) -> NDArray[Any]:
-        """One of this shape and type; it holds whatever its last user left there."""
+        """An array of this shape and type with undefined content; a name goes with one type."""
         size = math.prod(shape)
         array = self.__dict__.get(name)
         if array is None or array.size < size:
@@ -149,7 +149,7 @@ SCRATCH = Scratch()
 
 
 def blocks(rows: int, vocab: int, size: int = BLOCK) -> Iterator[slice]:
-    """Rows of at most ``size`` scores together, one row at least."""
+    """Slices of rows that hold at most ``size`` scores each, but at least one row."""
     step = max(1, size // max(1, vocab))
     for first in range(0, rows, step):
         yield slice(first, min(rows, first + step))

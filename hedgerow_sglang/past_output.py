@@ -1,8 +1,8 @@
-"""Penalties that count a trajectory, of which a request draws one step.
+"""Penalties over a whole trajectory, where each request draws only one step of it.
 
-SGLang's penalizers count what their own request has drawn. A request that names where the output
-began in its prompt (``output_param``) has the rest of the prompt counted too; so is what a request
-had drawn before SGLang took it out of its batch for want of room. They are applied in vLLM's order.
+SGLang's penalizers count only what their own request has drawn. For a request that says where the
+output began in its prompt (``output_param``) the rest of the prompt is counted too, and so is what
+it drew before SGLang retracted it for lack of memory. Penalties are applied in vLLM's order.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from hedgerow_sglang.plugin_protocol import OUTPUT
 
 
 def count_past_output(info: Any, _: type, batch: Any, *__: Any) -> None:
-    """After ``SamplingBatchInfo.from_schedule_batch``: its penalizers begin with what was drawn
-    before."""
+    """After ``SamplingBatchInfo.from_schedule_batch``: count earlier output in its penalizers."""
     penalizers = info.penalizer_orchestrator
     if penalizers is None or not penalizers.is_required:
         return
@@ -38,7 +37,7 @@ def _count_tokens(penalizer: Any, row: int, path: Sequence[int], start: int, cou
 
 
 def _count_path(penalizer: Any, row: int, path: Sequence[int], start: int, count: int) -> None:
-    """The prompt too, as vLLM's repetition penalty does."""
+    """Penalise the prompt's tokens too, as vLLM's repetition penalty does."""
     penalties = penalizer.cumulated_repetition_penalties
     penalties[row, _ids(path, penalties)] = penalizer.repetition_penalties[row]
 
@@ -60,7 +59,7 @@ _COUNTS: dict[str, Callable[[Any, int, Sequence[int], int, int], None]] = {
     "BatchedFrequencyPenalizer": _count_uses,
     "BatchedPresencePenalizer": _count_presence,
 }
-"""What each begins with, in vLLM's order."""
+"""How each penalizer counts earlier output, in vLLM's order."""
 
 
 def _ids(tokens: Sequence[int], beside: torch.Tensor) -> torch.Tensor:

@@ -1,8 +1,8 @@
 """The entry point of the group ``sglang.srt.plugins``: what our plug-in adds to SGLang.
 
-The radix cache backends of ``plugin_protocol.BACKENDS``, hooks that hand notes to them, seeded
-sampling, and their counts in ``/server_info``. SGLang calls ``register`` in each of its processes.
-Nothing is read from a request but numbers, names and ids: no code and no flag that lets any in.
+It adds the radix cache backends of ``plugin_protocol.BACKENDS``, hooks that hand notes to them,
+seeded sampling, and counts in ``/server_info``. SGLang calls ``register`` in each of its processes.
+Only numbers, names and ids are read from a request: no code, and no flag that would let code in.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from hedgerow_sglang.step_chain import CHAIN, ENDS, parse_chain, parse_ends
 OLDEST = (0, 5, 16)
 NEWEST = (0, 5, 23)
 _PAIRS_SINCE = (0, 5, 20)
-"""From here on the sampler returns its tokens with what it captured of the distribution."""
+"""From this version on the sampler also returns what it captured of the distribution."""
 
 _SAMPLER = "sglang.srt.layers.sampler.Sampler._sample_from_probs"
 _BATCH = "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo.from_schedule_batch"
@@ -32,7 +32,7 @@ _VERIFY = "sglang.srt.sampling.sampling_params.SamplingParams.verify"
 
 
 def register() -> None:
-    """Add everything to this process. An unknown version of SGLang gets a backend that says so."""
+    """Add everything to this process; on an unsupported SGLang only backends that raise why."""
     from sglang.srt.mem_cache.registry import (  # pyright: ignore[reportMissingImports]
         register_radix_cache_backend,
     )
@@ -67,12 +67,12 @@ def version_of(text: str) -> tuple[int, ...]:
 
 
 def supported(version: tuple[int, ...]) -> bool:
-    """Whether the names inside SGLang that the plug-in leans on are known to be as it needs."""
+    """Whether this is a version of SGLang whose internals are known to fit the plug-in."""
     return OLDEST <= version <= NEWEST
 
 
 def make_cache(kv_policy: str, context: Any) -> Any:
-    """The factory of a backend. Raises ValueError for what it cannot serve, naming it."""
+    """Make the radix cache of a ``--kv-policy``. Raises ValueError naming what it cannot serve."""
     backend = BACKENDS[kv_policy]
     if not supported(version_of(_version())):
         oldest, newest = (".".join(map(str, version)) for version in (OLDEST, NEWEST))
@@ -96,15 +96,15 @@ def make_cache(kv_policy: str, context: Any) -> Any:
 
 
 def sign_seed(params: Any, *_: Any, **__: Any) -> None:
-    """Before ``SamplingParams.verify``, which refuses a seed without a sign from 2^63 on; routers
-    take no other."""
+    """Before ``SamplingParams.verify``, which refuses seeds from 2^63 on: make these negative.
+    Routers accept seeds only without a sign."""
     seed = params.sampling_seed
     if isinstance(seed, int) and 1 << 63 <= seed < 1 << 64:
         params.sampling_seed = seed - (1 << 64)
 
 
 def reject_invalid_notes(_: Any, params: Any, *__: Any) -> None:
-    """After ``SamplingParams.verify``: a wrong note is the client's error, before it is queued."""
+    """After ``SamplingParams.verify``: raise NoteError for an invalid note before it is queued."""
     custom = params.custom_params or {}
     for name, parse in (
         (NAME, parse_note),
@@ -117,7 +117,7 @@ def reject_invalid_notes(_: Any, params: Any, *__: Any) -> None:
 
 
 def deliver_note(scheduler: Any, request: Any, *_: Any, **__: Any) -> None:
-    """Before ``Scheduler.handle_generate_request``: the cache hears the request's note."""
+    """Before ``Scheduler.handle_generate_request``: hand the request's note to the cache."""
     custom = request.sampling_params.custom_params or {}
     learn_ends(custom)
     text = custom.get(NAME)
@@ -127,7 +127,7 @@ def deliver_note(scheduler: Any, request: Any, *_: Any, **__: Any) -> None:
 
 
 def report_counts(answer: Any, scheduler: Any, *_: Any, **__: Any) -> Any:
-    """After ``Scheduler.get_internal_state``: the plug-in's counts, for ``/server_info``."""
+    """After ``Scheduler.get_internal_state``: add the plug-in's counts, for ``/server_info``."""
     cache = scheduler.tree_cache
     counts = cache.state() if hasattr(cache, "take_note") else {"evicts": 0}
     chains = not scheduler.enable_overlap and scheduler.spec_algorithm.is_none()
@@ -136,7 +136,7 @@ def report_counts(answer: Any, scheduler: Any, *_: Any, **__: Any) -> Any:
 
 
 def sampler_of(version: tuple[int, ...]) -> Callable[..., Any]:
-    """Around ``Sampler._sample_from_probs``, in the shape that this version returns."""
+    """A hook around ``Sampler._sample_from_probs`` that returns what this version's does."""
 
     def around(
         original: Callable[..., Any],

@@ -1,34 +1,34 @@
-"""What a client tells our plug-in inside SGLang, and what it reads there. No SGLang, no torch.
+"""The protocol between a client and our plug-in inside SGLang. Imports neither SGLang nor torch.
 
 A note travels in-band: on an ordinary ``/generate`` request, under its sampling parameters, as one
-string of JSON (SGLang hands on nothing deeper):
+string of JSON (SGLang passes on nothing nested):
 
     {"input_ids": [...], "sampling_params": {
         "sampling_seed": -17,
         "custom_params": {"hedgerow": "{\"tree\": \"key/t1\", \"prompt\": 57, ...}"}}}
 
-``sampling_seed(seed)`` and ``custom_params(note)`` make the two. The note of a request that draws
+``sampling_seed(seed)`` and ``custom_params(note)`` make both. The note of a request that draws
 or scores a step says which search it is for (``tree``, ``prompt``), which step (``node``,
 ``parent``), and in which round (``turn``, from 1 on). The first request of a round that goes to a
 server, as the first item of its list, brings the search's hint along; the others leave it out:
 
-- ``values``: the rewards that are new since the last hint, by node. Before its own a node has its
-  parent's. A server that has not seen the tree yet needs all of them.
-- ``active``: the nodes that the round expands; ``dead``: those that died since the last hint, each
-  one by its id. What is cached of them is freed when the note arrives.
-- ``outlook``: the nodes that the search would turn to, the next one first, if no reward changed;
-  left out by a search that cannot say. It goes before rewards.
+- ``values``: the rewards that are new since the last hint, by node. A node without a reward of its
+  own has its parent's. A server that has not seen the tree yet needs all rewards.
+- ``active``: the ids of the nodes that the round expands; ``dead``: of those that died since the
+  last hint. What is cached of dead nodes is freed when the note arrives.
+- ``outlook``: the nodes that the search would expand next, the first one first, if no reward
+  changed; left out by a search that cannot say. It takes precedence over rewards.
 
-A hint whose ``turn`` is that of one that was heard, or an earlier one, is passed over: it may come
-with several requests, of which nobody knows which arrives first.
+A hint whose ``turn`` is not above that of the last one taken is ignored: the same hint may come
+with several requests, which arrive in any order.
 
 ``over`` names searches that have ended, this one or others: all but their prompts is freed. A note
 that is about no step leaves ``node`` and ``parent`` out; a request with one token and
 ``max_new_tokens`` 0 carries it when there is nothing else to ask. A request without a note is
-served as SGLang serves it, and its KV goes first when room is short.
+served as SGLang serves it, and its KV is evicted first.
 
-The search's ids of nodes are those of ``search.tree``: 0 is the prompt, a parent's is lower than
-its children's. A note that is wrong is refused with status 400 and a message naming the field.
+Node ids are those of ``search.tree``: 0 is the prompt, and a parent's id is lower than its
+children's. An invalid note is refused with status 400 and a message naming the field.
 
 ``GET /server_info`` shows what the plug-in has done, see ``plugin_counts``.
 """
@@ -44,8 +44,8 @@ from typing import Any, NamedTuple
 NAME = "hedgerow"
 """The note's key, and the plug-in's in ``/server_info``."""
 BACKENDS: Mapping[str, str] = {"arborkv": NAME}
-"""Our ``--radix-cache-backend`` by the ``--kv-policy`` that it does (``search_cache.CACHES``); any
-other order is SGLang's own."""
+"""Our ``--radix-cache-backend`` for each ``--kv-policy`` that it implements
+(``search_cache.CACHES``); any other order is SGLang's own."""
 COUNTS = (
     "held_tokens",
     "cached_tokens",
@@ -59,7 +59,7 @@ COUNTS = (
 OUTPUT = "hedgerow_output"
 """The key in a request's ``custom_params`` that says where in its prompt the output began."""
 ABLE = ("evicts", "seeds", "chains", "outputs")
-"""What the plug-in may be able to do on a server."""
+"""Abilities that the plug-in may have on a server, each counted as 1 or 0."""
 
 REWARD_MODELS = "hedgerow_sglang.reward_models"
 """For ``SGLANG_EXTERNAL_MODEL_PACKAGE``: reward models that SGLang lacks or loads wrongly."""
@@ -75,13 +75,13 @@ _WORD = 1 << 64
 _MOST = 1 << 31
 _MOST_ID = 1 << 20
 _SHORT = 512
-"""Letters of a note without a hint, which each process of SGLang reads twice."""
+"""Most characters of a note without a hint. Each process of SGLang parses a note twice."""
 _NEEDED: Mapping[str, Any] = {"tree": None, "prompt": None}
-"""What a note without them says there."""
+"""The required fields, None in a note that leaves them out."""
 
 
 class NoteError(ValueError):
-    """A note is wrong; the message names the field, its value and what is allowed."""
+    """An invalid note; the message names the field, its value and what is allowed."""
 
 
 class Note(NamedTuple):
@@ -154,7 +154,7 @@ _parse_long = lru_cache(maxsize=16)(_parse)
 
 
 def plugin_counts(server_info: Mapping[str, Any]) -> dict[str, int] | None:
-    """What the plug-in has counted, over all schedulers of a server; None if it is not there.
+    """The plug-in's counts, summed over all schedulers of a server; None if any scheduler lacks it.
 
     ``server_info``: what ``GET /server_info`` gives. In tokens: ``held_tokens``, cached now for
     searches in flight; ``cached_tokens``, all that is cached; since the start ``evicted_tokens``,
@@ -231,12 +231,12 @@ _READERS: Mapping[str, Callable[[str, object], Any]] = {
 
 
 def output_param(start: int) -> dict[str, int]:
-    """For the ``custom_params`` of a request: its output began at place ``start`` of its prompt."""
+    """The ``custom_params`` entry saying that the output began at place ``start`` of the prompt."""
     return {OUTPUT: start}
 
 
 def parse_output(value: object) -> int:
-    """Where the output began. Raises NoteError."""
+    """The place in the prompt where the output began. Raises NoteError."""
     if type(value) is not int or value < 0:
         raise NoteError(f"{OUTPUT}: {value!r}; a place in the prompt, from 0 on, is needed")
     return value

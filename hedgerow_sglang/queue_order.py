@@ -1,6 +1,6 @@
-"""SGLang's ``dfs-weight`` order of the requests that wait, found on their own paths alone.
+"""SGLang's ``dfs-weight`` order of the waiting requests, computed from their own paths alone.
 
-SGLang's classic cache looks at all that is cached, once a pass.
+SGLang's classic cache walks everything that is cached, once a scheduler pass.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Any
 
 
 def dfs_weight_order(root: Any, nodes: Sequence[Any]) -> list[int]:
-    """The order of requests by the nodes where their cached prefixes end, as indices: depth first,
-    among siblings where most requests are first."""
+    """Indices of requests in depth-first order; among siblings the subtree with the most requests
+    comes first. ``nodes``: where each request's cached prefix ends."""
     indices_of: dict[Any, list[int]] = {}
     for index, node in enumerate(nodes):
         indices_of.setdefault(node, []).append(index)

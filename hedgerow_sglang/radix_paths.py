@@ -1,4 +1,4 @@
-"""Paths of SGLang's classic radix tree: a root without tokens, and nodes that hold some each."""
+"""Paths in SGLang's classic radix tree, where each node but the root has some tokens."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def depth(node: Any) -> int:
 
 
 def nodes_at_and_below(*tops: Any) -> Iterator[Any]:
-    """These and all below them, parents first."""
+    """These nodes and all their descendants, parents first."""
     stack = list(tops)
     while stack:
         node = stack.pop()
@@ -25,7 +25,7 @@ def nodes_at_and_below(*tops: Any) -> Iterator[Any]:
 
 
 def touch_path(node: Any) -> list[Any]:
-    """The slots of a path from the root to a node that was read just now: so was all above it."""
+    """The KV slots from the root to a node; all nodes on the way get its time of access."""
     slots, access_time = [], node.last_access_time
     while node.parent is not None:
         slots.append(node.value)
@@ -35,7 +35,7 @@ def touch_path(node: Any) -> list[Any]:
 
 
 def begins_with(key: Any, prefix: Any) -> bool:
-    """Whether the tokens of a key begin with another's, in the same namespace."""
+    """Whether a key begins with the tokens of ``prefix``, in the same namespace."""
     same = key.extra_key == prefix.extra_key and _salt(key) == _salt(prefix)
     return same and key.token_ids[: len(prefix.token_ids)] == prefix.token_ids
 

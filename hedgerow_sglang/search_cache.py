@@ -1,13 +1,13 @@
-"""SGLang's radix cache, told by searches what their KV is worth.
+"""SGLang's radix cache, which evicts by what searches say their KV is worth.
 
-Room is made leaf by leaf from the tips: first what no search holds, by age, then in kvpolicy's
-exact order. A leaf that need not go whole keeps its head. What has died goes when the note that
-says so arrives. SGLang's own prefill brings back what is asked for again. The order is kept up when
-a hint arrives, a step is complete or a leaf becomes free, so that making room takes from its front.
+KV is evicted leaf by leaf from the tips: first what no search holds, oldest first, then in
+kvpolicy's exact order. A leaf larger than what is needed keeps its head. Dead nodes are freed when
+the note that names them arrives. SGLang's own prefill recomputes what is needed again. The order is
+updated when a hint arrives, a step completes or a leaf becomes free; eviction takes from its front.
 
-Built on the classic ``RadixCache``, which has changed least from 0.5.16 to 0.5.23: its counts,
-locks and matching are SGLang's. Searches' paths are long, in many nodes: one is walked from where
-it is known to be cached, not from the root.
+Built on the classic ``RadixCache``, which changed least from 0.5.16 to 0.5.23: its counts, locks
+and matching are SGLang's. Paths of searches are long and span many nodes, so a path is walked from
+where it is known to be cached, not from the root.
 """
 
 from __future__ import annotations
@@ -36,26 +36,26 @@ from hedgerow_sglang.search_registry import CacheNamespace, DeadPath, SearchRegi
 
 UNHELD, HELD, NEXT = range(3)
 STALE = 4
-"""Entries of the order for each leaf that it holds: with more, those that say nothing go."""
+"""Most heap entries for each evictable leaf: with more, the heap is rebuilt without old ones."""
 
 
 class SearchCache(RadixCache):
-    """The classic radix cache with the order of searches."""
+    """The classic radix cache with kvpolicy's eviction order."""
 
     def __init__(self, params: Any) -> None:
         self.searches = SearchRegistry()
         self._held = HeldNodes()
         self._turns: list[tuple[tuple[Any, ...], int, Any]] = []
-        """A heap of leaves by their turn to go. An entry counts if its leaf may still go and its
-        turn is still that; whatever makes a turn come earlier adds an entry."""
+        """A heap of leaves by their turn to be evicted. An entry is valid if its leaf may be
+        evicted and still has that turn; whatever makes a turn earlier must add an entry."""
         self.evicted_tokens = 0
         self.split_evicted_tokens = 0
         self.freed_tokens = 0
         self.recomputed_tokens = 0
         self.queue: Callable[[], Sequence[Any]] = tuple
-        """The scheduler's requests that wait."""
+        """Returns the scheduler's waiting requests."""
         self._cached_end: Place | None = None
-        """How far the path in hand is known to be cached, if it is."""
+        """How far the path being processed is known to be cached; None where it is not."""
         super().__init__(params)
 
     def reset(self) -> None:
@@ -66,7 +66,7 @@ class SearchCache(RadixCache):
         self._turns.clear()
 
     def take_note(self, note: Note) -> None:
-        """A request has brought a note: free at once what died by it."""
+        """Take a request's note, and free at once what it says is dead."""
         start = time.perf_counter()
         dead_paths = self.searches.take_note(note)
         self._line_up([node for path in dead_paths for node in self._held.release(path.block)])
@@ -78,7 +78,7 @@ class SearchCache(RadixCache):
             self.update_eviction_metrics(freed, start)
 
     def complete_step(self, note: Note, tokens: Tokens, namespace: CacheNamespace) -> None:
-        """The step that a request was for is complete, and cached as far as it is."""
+        """Record that a request's step is complete; its tokens may be cached only in part."""
         for block in self.searches.complete_step(note, tokens, namespace):
             self._held.release(block)
             self._find(block)
@@ -86,14 +86,14 @@ class SearchCache(RadixCache):
             self._rank_again(self.searches.chain((note.tree, note.parent)))
 
     def insert(self, params: Any, *args: Any, **more: Any) -> Any:
-        """As SGLang does; what blocks had lost of it they hold again."""
+        """Insert as SGLang does; blocks that had lost some of these tokens hold them again."""
         result = super().insert(params, *args, **more)
         if not self._held.whole and result.last_device_node is not None:
             self._find_again(result.last_device_node)
         return result
 
     def evict(self, params: EvictParams) -> EvictResult:
-        """Free at least as many tokens as are wanted, or all that may go."""
+        """Free at least ``params.num_tokens`` tokens, or all that may be evicted."""
         start = time.perf_counter()
         freed = 0 if self.disable else self._evict_tokens(params.num_tokens)
         self.evicted_tokens += freed
@@ -101,7 +101,7 @@ class SearchCache(RadixCache):
         return EvictResult(num_tokens_evicted=freed)
 
     def match_prefix(self, params: Any) -> Any:
-        """As SGLang does, from where the step ends that a search's request goes on from."""
+        """Match as SGLang does, but start from the cached end of the request's parent step."""
         req = getattr(params, "req", None)
         place = None if req is None else self._end_of_parent(req, params.key)
         if place is None:
@@ -110,11 +110,11 @@ class SearchCache(RadixCache):
             return super().match_prefix(params)
 
     def dfs_weight_order(self, node_handles: Sequence[Any]) -> list[int]:
-        """As SGLang's, in less time."""
+        """SGLang's ``dfs-weight`` order, computed faster (see ``queue_order``)."""
         return dfs_weight_order(self.root_node, node_handles)
 
     def _waiting(self) -> list[Note]:
-        """The notes of requests that wait, the next one first."""
+        """The notes of the waiting requests, the next one first."""
         all_params = (request.sampling_params.custom_params or {} for request in self.queue())
         return [parse_note(params[NAME]) for params in all_params if NAME in params]
 
@@ -133,28 +133,28 @@ class SearchCache(RadixCache):
             "searches": len(self.searches),
         }
 
-    # how SGLang says that a request's tokens are in the tree: from 0.5.22 on, in 0.5.21, before
+    # what SGLang calls to put a request's tokens into the tree: from 0.5.22 on, in 0.5.21, before
 
     def checkpoint(self, req: Any, **more: Any) -> None:
-        """Put a request's tokens into the tree; when it has finished, its step is a block."""
+        """Put a request's tokens into the tree; if it has finished, record its step as a block."""
         with self._from(self._prefix_end(req)):
             super().checkpoint(req, **more)
             self._record_step(req)
 
     def insert_req(self, req: Any, **more: Any) -> None:
-        """As ``checkpoint``."""
+        """``checkpoint``, by its name in SGLang 0.5.21."""
         with self._from(self._prefix_end(req)):
             super().insert_req(req, **more)
             self._record_step(req)
 
     def cache_finished_req(self, req: Any, *args: Any, **more: Any) -> None:
-        """As ``checkpoint``."""
+        """``checkpoint``, by its name before SGLang 0.5.21."""
         with self._from(self._prefix_end(req)):
             super().cache_finished_req(req, *args, **more)
             self._record_step(req)
 
     def _record_step(self, req: Any) -> None:
-        """Note the block that a finished request leaves; an aborted one leaves none."""
+        """Record the block of a finished request; an aborted one has none."""
         text = (req.sampling_params.custom_params or {}).get(NAME)
         if text is None or not req.finished() or req.finished_reason.to_json()["type"] == "abort":
             return
@@ -167,7 +167,7 @@ class SearchCache(RadixCache):
         self.complete_step(note, tokens, CacheNamespace(req.extra_key, salt or None))
 
     def _evict_tokens(self, tokens: int) -> int:
-        """What no request that waits reads goes first, in the order as it stands."""
+        """Evict ``tokens`` tokens or more, in order; what waiting requests will read goes last."""
         freed, readers = 0, None
         deferred_leaves: list[tuple[tuple[Any, ...], int, Any]] = []
         while freed < tokens and self._turns:
@@ -194,7 +194,7 @@ class SearchCache(RadixCache):
         leaves: list[tuple[tuple[Any, ...], int, Any]],
         readers: Mapping[Block, int],
     ) -> int:
-        """Of what requests that wait read, what is read last goes first."""
+        """Evict ``tokens`` tokens or more of what waiting requests will read, the latest first."""
         freed = 0
         heapq.heapify(leaves)
         while freed < tokens and leaves:
@@ -209,7 +209,7 @@ class SearchCache(RadixCache):
         return freed
 
     def _turn(self, leaf: Any, readers: Mapping[Block, int] | None = None) -> tuple[Any, ...]:
-        """A leaf's turn to go, lowest first."""
+        """A leaf's place in the eviction order, lowest first."""
         blocks = self._held.holders(leaf)
         if not blocks:
             return UNHELD, leaf.last_access_time
@@ -217,7 +217,7 @@ class SearchCache(RadixCache):
         return (NEXT if on_path else HELD, *rest)
 
     def _line_up(self, nodes: Iterable[Any]) -> None:
-        """Those of these that are leaves have the turn that they have now."""
+        """Add the evictable leaves among ``nodes`` with their current turns; prune a full heap."""
         for node in nodes:
             if node in self.evictable_leaves:
                 heapq.heappush(self._turns, (self._turn(node), node.id, node))
@@ -226,12 +226,12 @@ class SearchCache(RadixCache):
             heapq.heapify(self._turns)
 
     def _rank_again(self, blocks: Iterable[Block]) -> None:
-        """What these are worth may have changed."""
+        """Update the turns of the leaves of ``blocks``, whose worth may have changed."""
         self._line_up({node for block in blocks for node in self._held.nodes(block)})
 
     @contextmanager
     def _from(self, place: Place) -> Iterator[None]:
-        """Meanwhile the path in hand is walked from here on."""
+        """In this context the path being processed is walked from ``place``, not from the root."""
         self._cached_end = place
         try:
             yield
@@ -239,12 +239,12 @@ class SearchCache(RadixCache):
             self._cached_end = None
 
     def _prefix_end(self, req: Any) -> Place:
-        """Where the prefix ends that a running request found cached, which is locked."""
+        """The end of the cached prefix that a running request has locked; the root for none."""
         node = req.last_node
         return (self.root_node, 0) if node is None else (node, depth(node))
 
     def _end_of_parent(self, req: Any, key: RadixKey) -> Place | None:
-        """How far the step that a search's request goes on from is cached."""
+        """How far the path of a request's parent step is cached; None where it is not known."""
         text = (req.sampling_params.custom_params or {}).get(NAME)
         if text is None:
             return None
@@ -259,7 +259,7 @@ class SearchCache(RadixCache):
         return place if begins_with(key, self._key(tokens, namespace)) else None
 
     def _start(self, most: int) -> Place:
-        """Where to begin a walk along the path in hand that may skip ``most`` of its tokens."""
+        """Where a walk along the path being processed begins: behind ``most`` tokens at most."""
         node, at = self._cached_end or (self.root_node, 0)
         while at > most:
             at -= len(node.key)
@@ -267,8 +267,8 @@ class SearchCache(RadixCache):
         return node, at
 
     def _insert_helper(self, node: Any, key: RadixKey, value: Any, *args: Any, **more: Any) -> Any:
-        """As SGLang does from the root on. Its counts of hits, by which nothing goes here, leave
-        out what was skipped."""
+        """Insert as SGLang does, but begin at ``_start``. The nodes skipped so are missing from
+        SGLang's hit counts, which this order does not use."""
         start, at = self._start(len(key))
         if not at:
             return super()._insert_helper(node, key, value, *args, **more)
@@ -277,7 +277,7 @@ class SearchCache(RadixCache):
         return at + count, last
 
     def _match_prefix_helper(self, node: Any, key: RadixKey) -> Any:
-        """As SGLang does from the root on."""
+        """Match as SGLang does, but begin at ``_start``; the nodes skipped count as read."""
         start, at = self._start(len(key) - 1)
         if not at:
             return super()._match_prefix_helper(node, key)
@@ -285,20 +285,20 @@ class SearchCache(RadixCache):
         return [*touch_path(start), *values], last
 
     def _update_leaf_status(self, node: Any) -> None:
-        """As SGLang does; a leaf that may go now gets its turn."""
+        """Update as SGLang does; a leaf that may be evicted now gets its turn."""
         super()._update_leaf_status(node)
         if node in self.evictable_leaves:
             self._line_up((node,))
 
     def _split_node(self, key: RadixKey, child: Any, split_len: int) -> Any:
-        """As SGLang does; whoever holds a node holds both its parts, which are equally old."""
+        """Split as SGLang does; a node's holders hold both parts, which keep its time of access."""
         upper = super()._split_node(key, child, split_len)
         upper.last_access_time = child.last_access_time
         self._held.split(upper, child)
         return upper
 
     def _evict_leaf(self, leaf: Any, tokens: int) -> int:
-        """Free a leaf's last tokens, at least as many as are wanted, or all of it."""
+        """Free a leaf's last tokens: ``tokens`` of them or more, or all of it."""
         cut = (len(leaf.key) - tokens) // self.page_size * self.page_size
         if cut > 0:
             self._split_node(leaf.key, leaf, cut)
@@ -306,7 +306,7 @@ class SearchCache(RadixCache):
         return self._free(leaf)
 
     def _free_dead_path(self, dead: DeadPath) -> int:
-        """Free what is cached of a path, beyond its prompt and from where nobody holds it on."""
+        """Free the cached part of a path behind its prompt, from the first unheld node on."""
         key = self._key(dead.tokens, dead.namespace)
         prompt_key = self._key(dead.tokens[: dead.keep], dead.namespace)
         prompt = [(self.root_node, 0), *self._walk(prompt_key, (self.root_node, 0))]
@@ -320,7 +320,7 @@ class SearchCache(RadixCache):
         return sum(self._free(node) for node in reversed(below) if node in self.evictable_leaves)
 
     def _free(self, leaf: Any) -> int:
-        """Free an unlocked leaf."""
+        """Free an unlocked leaf; returns the number of its tokens."""
         tokens = len(leaf.key)
         _free_slots(self.token_to_kv_pool_allocator, leaf.value)
         self._held.remove(leaf, leaf.key.child_key(self.page_size), tokens)
@@ -329,8 +329,8 @@ class SearchCache(RadixCache):
         return tokens
 
     def _find(self, block: Block, place: Place | None = None) -> None:
-        """The block holds what is cached of its own tokens; ``place``: how far its path is known to
-        be cached. Edges are split where it leaves them, as a match would."""
+        """Let the block hold what is cached of its own tokens; ``place``: how far its path is known
+        to be cached. Nodes are split where the path leaves them, as a match would."""
         namespace, tokens, above = self.searches.path(block)
         key = self._key(tokens, namespace)
         start = self._key(tokens[:above], namespace)
@@ -347,7 +347,7 @@ class SearchCache(RadixCache):
             self._held.ends_at(block, (last, at), None)
 
     def _find_again(self, last: Any) -> None:
-        """A path that ends here was put into the tree: whose own had ended above goes on."""
+        """Extend the blocks that waited for ``last``, the end of a path that was just inserted."""
         above = last.parent
         if above is not None:
             for block in self._held.go_on(above, last.key.child_key(self.page_size)):
@@ -356,7 +356,7 @@ class SearchCache(RadixCache):
     def _walk(self, key: RadixKey, place: Place) -> Iterator[Place]:
         """The nodes that hold ``key`` from a place on, the last one split where the key leaves it.
 
-        Touches no time of access.
+        Access times stay as they are.
         """
         node, at = place
         while at < len(key):
@@ -379,11 +379,11 @@ class SearchCache(RadixCache):
 
 
 CACHES: Mapping[str, type[SearchCache]] = {"arborkv": SearchCache}
-"""By ``--kv-policy``; another order is a class with a ``_turn`` of its own."""
+"""Cache classes by ``--kv-policy``; another order is a class with its own ``_turn``."""
 
 
 def _free_slots(allocator: Any, slots: Any) -> None:
-    """Give slots back, whole pages as they stand in the tree."""
+    """Return KV slots to the allocator, in whole pages as they stand in the tree."""
     if hasattr(allocator, "free_segment"):
         allocator.free_segment(slots, start_pos=0)
     else:
@@ -391,7 +391,7 @@ def _free_slots(allocator: Any, slots: Any) -> None:
 
 
 def _record_removal(cache: Any, leaf: Any) -> None:
-    """Tell those who listen to the cache's events, if anybody does."""
+    """Publish a leaf's removal to the listeners of the cache's events."""
     if hasattr(cache, "kv_events"):
         cache.kv_events.record_remove(leaf)
     else:

@@ -1,7 +1,7 @@
-"""What the searches in flight hold, by what their notes say: which token paths, and how dear.
+"""The token paths that searches in flight hold and what these are worth, by the searches' notes.
 
 Pure: notes and token ids in, ranks and dead paths out. The order is that of
-``kvpolicy.block_table``, as in the embedded engine; where a path is cached the radix cache knows.
+``kvpolicy.block_table``, as in the embedded engine. Only the radix cache knows what is cached.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kvpolicy.value import UNFITTED, Theta
 
 ROOT = 0
 SILENT_TURNS = 4096
-"""A search that says nothing for so many turns of others has gone without a word."""
+"""A search that sends no note during so many hints of all searches is taken to be gone."""
 
 Tokens = array
 
@@ -45,8 +45,8 @@ class HeldPath(NamedTuple):
 
 
 class DeadPath(NamedTuple):
-    """A block's path that nobody comes back to; ``keep``: its prompt's tokens, which may stay
-    cached. One that is ``silent`` has only not been heard of for long: all of it may."""
+    """A block's path that no search returns to; ``keep``: tokens of its prompt, which may stay
+    cached. ``silent``: its search only sent no notes for long, so the whole path may stay."""
 
     block: Block
     namespace: CacheNamespace
@@ -57,7 +57,7 @@ class DeadPath(NamedTuple):
 
 @dataclass(slots=True)
 class _Search:
-    """One search: its prompt's length, the last turn heard, and where its blocks end."""
+    """One search; by node: its blocks' paths, parents, and the turns in which they were drawn."""
 
     prompt: int
     turn: int = 0
@@ -80,8 +80,8 @@ class SearchRegistry:
         return len(self._searches)
 
     def take_note(self, note: Note) -> list[DeadPath]:
-        """Take a note; what died by it. A hint of a turn that was heard, or of an earlier one, says
-        nothing."""
+        """Take a note; returns the paths that are dead by it. A hint whose turn is not above that
+        of the last one taken is ignored."""
         dead_paths = [path for tree in note.over for path in self._end_search(tree)]
         if note.tree in note.over:
             return dead_paths
@@ -101,10 +101,10 @@ class SearchRegistry:
         return dead_paths
 
     def read_before(self, note: Note, prefix: Tokens) -> int:
-        """Of a request's prefix, the tokens that this search had read before this turn.
+        """How many tokens of a request's prefix its search had read before this turn.
 
-        Those of the parent's path; of the longest path of a block for a request about no step. The
-        last token of a step that was drawn has been read by nobody.
+        They are those of the parent's path, or of the longest block's path for a request about no
+        step. The last token of a drawn step does not count: it was drawn but never read.
         """
         search = self._searches.get(note.tree)
         if search is None:
@@ -114,10 +114,10 @@ class SearchRegistry:
         return max((len(path) - 1 for path in paths if prefix[: len(path)] == path), default=0)
 
     def complete_step(self, note: Note, tokens: Tokens, namespace: CacheNamespace) -> list[Block]:
-        """The step that a request was for is complete; ``tokens``: from the prompt to its end.
+        """Record that a request's step is complete; ``tokens``: from the prompt to its end.
 
-        The blocks that are new by it, or longer: a step may be drawn in several requests. None for
-        one whose node or search has died meanwhile.
+        Returns the blocks that are new or longer now: a step may be drawn in several requests. A
+        node or a search that has died meanwhile adds none.
         """
         search = self._searches.get(note.tree)
         if search is None or note.node is None or note.parent is None:
@@ -147,7 +147,7 @@ class SearchRegistry:
         return [] if search is None else [(tree, node) for node in search.paths]
 
     def chain(self, block: Block) -> list[Block]:
-        """A block and those above it."""
+        """A block and its ancestors, the nearest first."""
         tree, node = block
         search, chain = self._searches.get(tree), []
         while search is not None and node in search.paths:
@@ -156,7 +156,7 @@ class SearchRegistry:
         return chain
 
     def path(self, block: Block) -> HeldPath:
-        """Where a block's tokens are in the cache."""
+        """A block's namespace and its tokens from the prompt on."""
         tree, node = block
         search = self._searches[tree]
         above = search.paths.get(search.parents[node])
@@ -164,11 +164,11 @@ class SearchRegistry:
         return HeldPath(search.namespace, tokens, 0 if above is None else len(above))
 
     def rank(self, block: Block, readers: Mapping[Block, int] | None = None) -> EvictionKey:
-        """What a block is worth; the lowest goes first.
+        """A block's key in the eviction order; the lowest goes first.
 
-        ``readers``: as that method has it; what a round reads stays the longer the sooner a request
-        that waits reads it. A step that was drawn in the round under way is not scored yet: it is
-        kept as what the round reads.
+        ``readers``: what ``readers`` returns; of the blocks that the round reads, those that a
+        waiting request reads sooner stay longer. A step drawn in the current round has no reward
+        yet: it is kept like one that the round reads.
         """
         tree, node = block
         search = self._searches[tree]
@@ -180,8 +180,8 @@ class SearchRegistry:
         return on_path, weight, later, lower
 
     def readers(self, notes: Sequence[Note]) -> dict[Block, int]:
-        """For each block that one of these reads, the place of the first that does; ``waiting``:
-        the notes of requests that have not begun, the next one first."""
+        """For each block that a waiting request reads, the place of the first request that does;
+        ``notes``: of the requests that have not begun, the next one first."""
         readers: dict[Block, int] = {}
         for place, note in enumerate(notes):
             search, node = self._searches.get(note.tree), note.parent
@@ -191,7 +191,7 @@ class SearchRegistry:
         return readers
 
     def clear(self) -> None:
-        """Nothing is cached any more; searches go on with what they draw from now on."""
+        """Forget all paths, since nothing is cached any more; the searches stay."""
         for search in self._searches.values():
             search.paths.clear()
             search.parents.clear()
@@ -219,7 +219,7 @@ class SearchRegistry:
         return [] if search is None else self._remove(tree, search, list(search.paths))
 
     def _forget_silent(self) -> list[DeadPath]:
-        """Searches that have long said nothing hold nothing more."""
+        """End the searches that have sent no note for long; returns their paths."""
         silent = [
             tree
             for tree, search in self._searches.items()

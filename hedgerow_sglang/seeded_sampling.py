@@ -1,8 +1,8 @@
 """Seeded sampling in SGLang without its deterministic mode: the embedded engine's own draw.
 
 A token is the argmax over v of log p(v) + Gumbel(seed, position, v), with p after temperature and
-within the nucleus, at the position of the token drawn: ``hedgerow_sglang.noise`` and the embedded
-engine's sampler in another process. What differs is the model's arithmetic alone.
+within the nucleus, at the position of the token drawn: ``hedgerow_sglang.noise``, as in the
+embedded engine's sampler. Only the models' arithmetic differs.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from hedgerow_sglang.gumbel_max import HASHES, LIKELY, MARGIN, SLACK, SPREAD
 from hedgerow_sglang.noise import BLOCK, blocks
 
 DEVICE_BLOCK = 1 << 22
-"""Probabilities that a GPU looks at together: their hashes are the largest of what it needs."""
+"""Probabilities that a GPU processes together; their hashes take most of the memory needed."""
 _LEAST = torch.finfo(torch.float64).min
 _MOST_LOG = -(2.0**-32)
 
 
 def seeded_batch(info: Any, _: type, batch: Any, *__: Any) -> None:
-    """After ``SamplingBatchInfo.from_schedule_batch``: every row has a seed.
+    """After ``SamplingBatchInfo.from_schedule_batch``: give every row a seed.
 
-    Batches are merged, and both sides need one. A request that names none gets one from its id:
-    SGLang draws ids at random, and every rank of a server knows the same.
+    Batches are merged, which needs seeds on both sides. A request that names none gets one from its
+    id: SGLang draws ids at random, and every rank of a server has the same.
     """
     if info.sampling_seed is None:
         seeds = [_seed_of(request) for request in batch.reqs]
@@ -40,7 +40,7 @@ def sample(probs: Tensor, info: Any, positions: Tensor) -> Tensor:
     """Tokens (rows,), int32, drawn by seed from ``probs`` (rows, vocab), temperature applied.
 
     ``info``: SGLang's ``SamplingBatchInfo``. ``positions`` (rows,): of the last token read, as its
-    sampler has them. What it needs beside ``probs`` is bounded, whatever their size.
+    sampler has them. The extra memory is bounded, however large ``probs`` is.
     """
     truncates = info.need_top_p_sampling or info.need_top_k_sampling or info.need_min_p_sampling
     tokens = torch.empty(len(probs), dtype=torch.int32, device=probs.device)
@@ -59,7 +59,7 @@ def sample(probs: Tensor, info: Any, positions: Tensor) -> Tensor:
 def _draw_among(
     probs: Tensor, row: Tensor, token: Tensor, whole: Tensor, seeds: Tensor, positions: Tensor
 ) -> Tensor:
-    """argmax of log p + Gumbel noise over some tokens of every row, all of ``whole`` ones."""
+    """argmax of log p + Gumbel noise over the given tokens, or over all in ``whole`` rows."""
     if probs.is_cpu:
         words = noise.hashes_of(
             seeds[row].numpy().astype(np.uint64), positions[row].numpy(), token.numpy()
@@ -89,16 +89,16 @@ def _draw(probs: Tensor, hashed: Tensor) -> Tensor:
 
 
 def _first(fallback: Tensor, row: Tensor, token: Tensor, scores: Tensor, least: Tensor) -> Tensor:
-    """Of each row the token of the highest score, equals by id; ``other`` where there is none that
-    is ``least`` or more. (rows,)"""
+    """Each row's token with the highest score, ties by lower id; ``fallback`` where no score is
+    ``least`` or more. (rows,)"""
     best = least.scatter_reduce(0, row, scores, "amax")
     won = scores == best[row]
     return fallback.scatter_reduce(0, row[won], token[won], "amin", include_self=False)
 
 
 def _places(mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows and ids of what is true, of a few."""
-    if mask.is_cpu:  # where torch takes ten times as long
+    """Rows and columns of the True entries, which are few."""
+    if mask.is_cpu:  # NumPy takes a tenth of torch's time
         row, token = np.divmod(np.flatnonzero(mask.numpy()), mask.shape[1])
         return torch.from_numpy(row), torch.from_numpy(token)
     row, token = mask.nonzero(as_tuple=True)
@@ -113,17 +113,17 @@ def _scores(probs: Tensor, hashed: Tensor) -> Tensor:
 def truncated(
     probs: Tensor, top_ks: Tensor, top_ps: Tensor, min_ps: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Which tokens may be drawn: rows and ids of the likeliest ones, equals by id; and of which
-    rows all may be, bool (rows,), whose tokens are left out.
+    """Rows and ids of the tokens that may be drawn, ties by lower id; and the rows, bool (rows,),
+    in which all tokens may be drawn, whose tokens are not among the former.
 
-    ``top_ks`` of them at most (1: greedy), the fewest that reach ``top_ps``, those with at least
-    ``min_ps`` times the likeliest one's probability; each (rows,). ``probs`` in float64.
+    Per row at most ``top_ks`` (1: greedy), the fewest that reach ``top_ps``, and only those with at
+    least ``min_ps`` times the top probability; each (rows,). ``probs`` in float64.
     """
     most = probs.amax(-1, keepdim=True)
     least = min_ps.to(probs.dtype).view(-1, 1) * most
     total = probs.sum(-1, keepdim=True)
     target = (total * top_ps.to(probs.dtype).view(-1, 1)).where(top_ps.view(-1, 1) < 1, torch.inf)
-    # all tokens below this together hold less than what is left to reach, so none of them is kept
+    # all tokens below this floor together hold less than total - target, so none of them is kept
     floor = (total - target).clamp(min=0.0) / probs.shape[1] * (1 - 1e-6)
     floor = torch.maximum(torch.maximum(least, floor), _last_of(probs, top_ks))
     for bound in (likely * most for likely in LIKELY):
@@ -146,7 +146,7 @@ def truncated(
 
 
 def _last_of(probs: Tensor, top_ks: Tensor) -> Tensor:
-    """The probability of each row's last of ``top_ks`` likeliest tokens, 0 for all: (rows, 1)."""
+    """The probability of each row's ``top_ks``-th likeliest token, 0 without a limit: (rows, 1)."""
     few = top_ks < probs.shape[1]
     if not few.any():
         return probs.new_zeros((len(probs), 1))
@@ -183,6 +183,6 @@ def _seed_of(request: Any) -> int:
         return seed
     seed = request.sampling_params.sampling_seed
     if seed is not None:
-        return seed - (1 << 64) if seed >= 1 << 63 else seed  # routers take it without a sign
+        return seed - (1 << 64) if seed >= 1 << 63 else seed  # routers send seeds unsigned
     digest = hashlib.blake2b(request.rid.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True)

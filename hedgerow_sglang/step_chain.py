@@ -1,14 +1,14 @@
 """Chains of steps in one request: where a step ends, the next one's seed begins.
 
-A chain that no reward steers needs nobody to look at it between its steps. Its request brings the
-seeds of all steps, and the first item of its list how steps end, by token ids, since SGLang's own
-reading of stop strings is not ours; among the ``custom_params``:
+A chain that no reward steers needs no decision between its steps. Its request brings the seeds of
+all steps, and the first request of its list also how steps end, by token ids, because SGLang reads
+stop strings differently; both are ``custom_params``:
 
     {"hedgerow_chain": "{\"seeds\": [-17, 4, ...], \"most\": 256, \"ends\": \"1f..\"}",
      "hedgerow_ends": "{\"name\": \"1f..\", \"moves\": [{\"7\": 1}, {\"7\": -1}]}"}
 
-It ends with the model's end token, after its last step, or after a step that says what the one
-before said. No SGLang, no torch.
+It ends with the model's end token, after its last step, or after a step that repeats the one
+before. Imports neither SGLang nor torch.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from hedgerow_sglang.plugin_protocol import NoteError
 
 CHAIN, ENDS = "hedgerow_chain", "hedgerow_ends"
 ENDED = -1
-"""In place of a state: the token ends its step."""
+"""Stands in ``moves`` for a state: the token ends its step."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepEnds:
     """Which tokens end a step: an automaton over the bytes that may begin a stop string.
 
-    ``moves``: by state, where a token leads; one that is not named leads to state 0, the first.
+    ``moves``: for each state the next state by token id; other tokens lead to state 0, the first.
     """
 
     moves: tuple[Mapping[int, int], ...]
@@ -55,11 +55,11 @@ class StepEnds:
 
     @property
     def name(self) -> str:
-        """By what its content is known."""
+        """16 hex digits over ``moves``."""
         return hashlib.blake2b(self._moves_json().encode(), digest_size=8).hexdigest()
 
     def param(self) -> dict[str, str]:
-        """For the first request of a list of chains."""
+        """The ``custom_params`` entry for the first request of a list of chains."""
         moves = self._moves_json()
         return {ENDS: f'{{"name":"{self.name}","moves":{moves}}}'}
 
@@ -68,7 +68,7 @@ class StepEnds:
 
 
 def parse_ends(text: object) -> tuple[str, StepEnds]:
-    """How steps end, and its name. Raises NoteError."""
+    """The name of a request's ``StepEnds``, and these. Raises NoteError."""
     fields = _object(ENDS, text)
     moves = fields.get("moves")
     if not isinstance(moves, list) or not moves or not all(isinstance(m, dict) for m in moves):
@@ -87,14 +87,14 @@ def parse_ends(text: object) -> tuple[str, StepEnds]:
 class StepChain:
     """A chain on its way: the seeds of its steps, and how far it has been followed.
 
-    ``most``: tokens of a step; ``ends``: the name of how steps end.
+    ``most``: most tokens of a step; ``ends``: the name of its ``StepEnds``.
     """
 
     seeds: tuple[int, ...]
     most: int
     ends: str
     over: bool = False
-    """Nothing after what was followed is asked for."""
+    """Whether the chain is complete and nothing more is to be drawn."""
     _followed: int = 0
     _state: int = 0
     _step: int = 0
@@ -102,12 +102,12 @@ class StepChain:
     _last_tokens: list[int] = field(default_factory=list)
 
     def param(self) -> dict[str, str]:
-        """For its request's ``custom_params``."""
+        """The entry for its request's ``custom_params``."""
         fields = {"seeds": self.seeds, "most": self.most, "ends": self.ends}
         return {CHAIN: json.dumps(fields, separators=(",", ":"))}
 
     def follow(self, tokens: Sequence[int], ends: StepEnds) -> int:
-        """The seed of the next token after all that were ``drawn``."""
+        """The seed of the next token; ``tokens``: all that the request has drawn."""
         for token in tokens[self._followed :]:
             self._tokens.append(token)
             self._state = ends.moves[self._state].get(token, 0)

@@ -1,7 +1,7 @@
 """Qwen2 bodies with a reward head: Qwen2.5-Math-PRM's and Skywork-o1-Open-PRM's.
 
 A server of one (``--is-embedding``) answers with the head's raw outputs at the path's last token;
-what they mean is ``runtime.reward_format``'s. Only part of SGLang's environment imports this.
+``runtime.reward_format`` says what they mean. Imported only inside SGLang's environment.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Qwen2RewardModel(nn.Module):
         raise NotImplementedError
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> Any:
-        """All but a language model's head, which some checkpoints still carry."""
+        """Load all weights but a language model's head, which some checkpoints still carry."""
         own_weights = [(name, tensor) for name, tensor in weights if not name.startswith("lm_head")]
         load = getattr(Qwen2ForCausalLM, "_legacy_load_weights", Qwen2ForCausalLM.load_weights)
         return load(self, own_weights)
@@ -69,7 +69,7 @@ class Qwen2ForProcessRewardModel(Qwen2RewardModel):
         self.score = nn.Sequential(nn.Linear(size, size), nn.ReLU(), nn.Linear(size, 2))
 
     def outputs_of(self, hidden: Tensor) -> Tensor:
-        """Of "not good" and "good", before the softmax."""
+        """The logits of "not good" and "good", before the softmax."""
         return self.score(hidden)
 
 
