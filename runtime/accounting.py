@@ -1,4 +1,4 @@
-"""What searches are charged: a pass's floating-point operations, and the paths that are alive."""
+"""What searches cost: floating-point operations of forward passes, and the paths kept alive."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from search.counters import Counters, combined
 
 @dataclass(frozen=True, slots=True)
 class Flops:
-    """Multiply-adds, counted twice, of a forward pass of one model, by the multiplications for a
-    row, for a key that a row attends to, and for a row's logits."""
+    """Floating-point operations of one model's forward pass, two per multiplication. ``row``,
+    ``key`` and ``logits``: multiplications for a row, a key attended to, and a row's logits."""
 
     row: int
     key: int
     logits: int
 
     def __call__(self, tokens: int, context_sum: int, logits: int | None = None) -> float:
-        """``tokens`` rows, whose contexts (themselves included) sum to ``context_sum``.
+        """The cost of ``tokens`` rows whose contexts (themselves included) sum to ``context_sum``.
 
-        ``logits``: how many of them pass the model's head, all by default.
+        ``logits``: how many of the rows pass the model's head, all by default.
         """
         head = self.logits * (tokens if logits is None else logits)
         return 2.0 * (self.row * tokens + self.key * context_sum + head)
 
 
 no_flops = Flops(0, 0, 0)
-"""Of a model whose cost is not known."""
+"""For a model whose cost is not known: zero."""
 
 
 def sum_of_contexts(start: int, tokens: int) -> int:
-    """The sum of the contexts of ``tokens`` rows at positions from ``start``, each with itself."""
+    """The sum of the contexts, each with its row, of ``tokens`` rows from position ``start``."""
     return tokens * start + tokens * (tokens + 1) // 2
 
 
@@ -42,7 +42,7 @@ P = TypeVar("P", bound=Hashable)
 
 
 class LivePaths(Generic[P]):
-    """Paths that end at a node its search may come back to; nodes with equal tokens share one."""
+    """Paths to the nodes that a search may return to; nodes with equal tokens share a path."""
 
     def __init__(self) -> None:
         self._nodes: dict[P, set[int]] = {}
@@ -55,14 +55,14 @@ class LivePaths(Generic[P]):
         return iter(self._nodes)
 
     def add(self, node: int, path: P) -> bool:
-        """A node ends at this path; whether no other does."""
+        """Record that a node ends at this path; returns whether it is the first one there."""
         first = path not in self._nodes
         self._nodes.setdefault(path, set()).add(node)
         self._path_of[node] = path
         return first
 
     def mark_dead(self, nodes: Iterable[int]) -> list[P]:
-        """The search will not come back to these; the paths that died with their last node."""
+        """Drop nodes that the search will not return to; returns the paths left without a node."""
         dead_paths = []
         for node in nodes:
             path = self._path_of.pop(node, None)
@@ -91,17 +91,17 @@ class TrackedSearch:
         self._dead: set[int] = set()
 
     def name(self, node: int, path: np.ndarray) -> None:
-        """The search calls the step at ``path`` by this id. Nodes with equal steps share a path."""
+        """Record the node whose step ends at ``path``. Nodes with equal steps share a path."""
         if node not in self._dead:
             self._alive.add(node, path.tobytes())
 
     def mark_dead(self, nodes: Sequence[int]) -> bool:
-        """These nodes will not be visited again; whether a path died with its last named node."""
+        """Drop nodes that will not be visited again; returns whether a path lost its last node."""
         self._dead.update(nodes)
         return bool(self._alive.mark_dead(nodes))
 
     def count_rehydrated(self, tokens: int) -> None:
-        """A sequence starts by computing so many tokens again."""
+        """Count a sequence that starts by recomputing ``tokens`` tokens."""
         self.counters.rehydrated_tokens += tokens
         self.counters.rehydrations += tokens > 0
 
@@ -114,5 +114,5 @@ class TrackedSearch:
 
 
 def total_of(past: Counters, searches: Mapping[str, TrackedSearch]) -> Counters:
-    """What past searches and these have cost together."""
+    """The costs of past searches and of ``searches``, added up."""
     return combined(Counters, (past, *(search.counters for search in searches.values())))

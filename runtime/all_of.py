@@ -1,4 +1,4 @@
-"""Work that is done side by side, of which nothing goes on when a part has failed."""
+"""Runs coroutines concurrently and cancels the others when one fails."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 async def all_of(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """What all come to, in order. Raises what the first that fails raises, once all have ended."""
+    """The results of all, in order. Raises the first failure's error, once all have ended."""
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(work) for work in works]

@@ -1,5 +1,5 @@
-"""What a checkpoint's folder says of its model without its weights being loaded: sizes, the head's
-outputs, and whether two folders hold one tokenizer and one model."""
+"""Reads from a checkpoint's folder, without loading weights: its model's sizes, its head's outputs,
+and whether another folder holds the same tokenizer and the same model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 _NESTED = ("text_config", "llm_config", "language_config")
-"""Where models of several towers keep the language model's sizes."""
+"""The keys under which multimodal models keep their language model's config."""
 SIZES = (
     "hidden_size",
     "num_hidden_layers",
@@ -22,29 +22,29 @@ SIZES = (
     "vocab_size",
     "max_position_embeddings",
 )
-"""What a language model's config must say."""
+"""The sizes that a language model's config must state."""
 _IDS = ("eos_token_id", "bos_token_id", "pad_token_id")
 _HEADS: Mapping[str, int] = {
     "Qwen2ForProcessRewardModel": 2,
     "Qwen2ForPrmModel": 1,
     "Qwen2ForRewardModel": 1,
 }
-"""Outputs of classes whose head is always the same."""
+"""Number of outputs for classes whose head has a fixed size."""
 LANGUAGE = ("ForCausalLM", "ForConditionalGeneration")
-"""How the classes of models that write end."""
+"""Suffixes of the names of generative classes."""
 _LABELLED = ("ForSequenceClassification", "ForTokenClassification")
 _LABELS = 2
-"""Of a classifier whose config names none, by transformers."""
+"""Outputs of a classifier whose config states none: transformers' default."""
 _WEIGHTS = "model.safetensors"
 _SAMPLED_TENSORS = 8
 _SAMPLED_BYTES = 4096
 
 
 def read_config(folder: str | Path) -> dict[str, Any]:
-    """``config.json``; of several towers the language model's, under the whole's class.
+    """``config.json``; for a multimodal model its language model's part, with the outer class.
 
-    What a nested config leaves out is what transformers takes then. Raises ValueError naming the
-    file for one that holds no object, OSError for one that is not there.
+    Sizes missing from a nested config get transformers' defaults. Raises ValueError naming the file
+    if it holds no object, OSError if it is not there.
     """
     file = Path(folder) / "config.json"
     try:
@@ -63,20 +63,20 @@ def read_config(folder: str | Path) -> dict[str, Any]:
 
 
 def architecture(checkpoint: Path) -> str | None:
-    """The class that a checkpoint names; None if it names none."""
+    """The name of a checkpoint's model class; None if its config states none."""
     names = config_of(checkpoint).get("architectures")
     return str(names[0]) if isinstance(names, list) and names else None
 
 
 def config_of(checkpoint: Path) -> dict[str, Any]:
-    """A checkpoint's ``config.json``; empty where there is none that can be read."""
+    """A checkpoint's ``config.json`` as ``read_config`` gives it; empty if it cannot be read."""
     with suppress(OSError, ValueError):
         return read_config(checkpoint)
     return {}
 
 
 def _with_defaults(nested: Mapping[str, Any]) -> dict[str, Any]:
-    """A nested config with what transformers adds to its kind; as it is for an unknown kind."""
+    """A nested config with transformers' default sizes; unchanged for an unknown model type."""
     from transformers import AutoConfig  # takes seconds: only who needs it waits
 
     stored = dict(nested)
@@ -97,17 +97,17 @@ class Checkpoint:
 
     @classmethod
     def of(cls, folder: str | Path) -> Checkpoint:
-        """Raises ValueError and OSError as ``read_config``."""
+        """Read the folder's config. Raises ValueError and OSError as ``read_config``."""
         return cls(Path(folder), read_config(folder))
 
     @property
     def architecture(self) -> str:
-        """The name of its class, as published; ``(none)`` if it names none."""
+        """The name of the model class in the config; ``(none)`` if there is none."""
         return (self.config.get("architectures") or ["(none)"])[0]
 
     def head_outputs(self) -> int | None:
-        """What a server of embeddings gives of it: the outputs of its reward head, by its tensor or
-        its class, the hidden size of a language model; None if that is not known."""
+        """How many numbers an embedding server gives for it: its reward head's outputs, by tensor
+        or by class, or a language model's hidden size; None if that is not known."""
         tensors = {} if self.architecture.endswith(LANGUAGE) else _tensors(self.folder)
         for name in ("v_head.summary.weight", "score.2.weight", "score.weight"):
             if name in tensors:
@@ -115,15 +115,15 @@ class Checkpoint:
         return outputs_of_class(self.architecture, self.config)
 
     def same_tokenizer(self, other: Checkpoint) -> bool | None:
-        """Whether both spell texts with the same ids; None where one of them does not tell."""
+        """Whether both tokenizers give the same ids; None if one has no ``tokenizer.json``."""
         first, second = (checkpoint.folder / "tokenizer.json" for checkpoint in (self, other))
         if not (first.is_file() and second.is_file()):
             return None
         return _same_tokenizer(_state(first), _state(second))
 
     def same_weights(self, other: Checkpoint) -> bool | None:
-        """Whether a sample of the tensors that both hold is alike, byte for byte; None where one of
-        them holds none in the other's number type."""
+        """Whether a sample of the tensors that both hold is equal, byte for byte; None if they have
+        no tensor of the same name, number type and shape."""
         first, second = _tensors(self.folder), _tensors(other.folder)
         shared_names = [n for n in sorted(first) if n in second and first[n].kind == second[n].kind]
         if not shared_names:
@@ -133,7 +133,7 @@ class Checkpoint:
 
 
 _State = tuple[Path, int, int]
-"""A file, when it was changed and its size."""
+"""A file, its time of change in nanoseconds and its size in bytes."""
 
 
 def _state(file: Path) -> _State:
@@ -143,14 +143,14 @@ def _state(file: Path) -> _State:
 
 @lru_cache(maxsize=16)
 def _same_tokenizer(first: _State, second: _State) -> bool:
-    """Of two ``tokenizer.json``; megabytes are parsed once, however often servers are compared."""
+    """Compare two ``tokenizer.json``. Cached, because they are megabytes of JSON to parse."""
     if first[0].read_bytes() == second[0].read_bytes():
         return True
     return _words(first[0]) == _words(second[0])
 
 
 def _words(file: Path) -> Mapping[str, Any]:
-    """What each id stands for, by a ``tokenizer.json``."""
+    """The vocabulary, merges and added tokens of a ``tokenizer.json``."""
     content = json.loads(file.read_text(encoding="utf-8"))
     model = content["model"]
     merges = [
@@ -161,7 +161,7 @@ def _words(file: Path) -> Mapping[str, Any]:
 
 
 def outputs_of_class(architecture: str, config: Mapping[str, Any]) -> int | None:
-    """By a class alone and ``config``, empty where that is not known; None if they do not tell."""
+    """The outputs of a class with this ``config``, which may be empty; None if not known."""
     if architecture in _HEADS:
         return _HEADS[architecture]
     if architecture.endswith(LANGUAGE):
@@ -173,7 +173,7 @@ def outputs_of_class(architecture: str, config: Mapping[str, Any]) -> int | None
 
 @dataclass(frozen=True, slots=True)
 class _Tensor:
-    """Where a tensor stands in its file. ``kind``: number type and shape."""
+    """A tensor's byte range in its file. ``kind``: its number type and shape."""
 
     file: Path
     start: int
@@ -185,7 +185,7 @@ class _Tensor:
         return self.kind[1:]
 
     def sample(self) -> bytes:
-        """From its middle: first rows of an embedding may never have been trained."""
+        """Up to 4096 bytes from its middle: an embedding's first rows may be untrained."""
         with self.file.open("rb") as stream:
             middle = (self.end - self.start) // 2
             stream.seek(self.start + max(0, middle - _SAMPLED_BYTES // 2))
@@ -193,9 +193,9 @@ class _Tensor:
 
 
 def check_weights(folder: Path) -> dict[str, _Tensor]:
-    """The tensors of a folder's safetensors; none where there are no such files. Headers alone are
-    read. Raises ValueError naming a file that is missing, broken or cut short, as a download that
-    ended early leaves it."""
+    """The tensors of a folder's safetensors files, of which only headers are read; empty without
+    such files. Raises ValueError naming a file that is missing, broken or cut short, as by a
+    download that was interrupted."""
     index = folder / f"{_WEIGHTS}.index.json"
     if index.is_file():
         names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
@@ -214,7 +214,7 @@ def check_weights(folder: Path) -> dict[str, _Tensor]:
 
 
 def _tensors(folder: Path) -> dict[str, _Tensor]:
-    """The tensors of a folder's safetensors, by the files' headers; none for broken files."""
+    """The tensors of a folder's safetensors files, by their headers; broken files are left out."""
     tensors: dict[str, _Tensor] = {}
     for file in sorted(folder.glob("*.safetensors")):
         with suppress(ValueError):
@@ -223,7 +223,7 @@ def _tensors(folder: Path) -> dict[str, _Tensor]:
 
 
 def _file_tensors(file: Path) -> dict[str, _Tensor]:
-    """A file's tensors by its header. Raises ValueError naming a file whose header is not whole."""
+    """A file's tensors, by its header. Raises ValueError naming a file with a broken header."""
     with file.open("rb") as stream:
         size = stream.read(8)
         length = struct.unpack("<Q", size)[0] if len(size) == 8 else 0

@@ -1,4 +1,4 @@
-"""An engine that calls another for everything: the base of those that change a little of it."""
+"""An engine that passes every call on to another one: the base of those that change a few."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from search.engine import (
 
 
 class EngineWrapper:
-    """Every call goes to ``engine``, those of optional protocols if it knows them.
+    """Passes every call on to ``engine``; calls of optional protocols only if it has them.
 
-    The engine is not this one's to close.
+    ``close`` does not close that engine.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -29,11 +29,11 @@ class EngineWrapper:
 
     @property
     def capabilities(self) -> Capabilities:
-        """The engine's."""
+        """The engine's capabilities."""
         return self._engine.capabilities
 
     async def expand(self, tree: str, branches: Sequence[Branch], sampling: Sampling) -> list[Step]:
-        """As the engine does."""
+        """Call the engine's ``expand``."""
         return await self._engine.expand(tree, branches, sampling)
 
     async def score(
@@ -43,38 +43,38 @@ class EngineWrapper:
         question: str,
         trajectories: Sequence[Trajectory],
     ) -> list[float]:
-        """As the engine does."""
+        """Call the engine's ``score``."""
         return await self._engine.score(tree, prompt, question, trajectories)
 
     async def embed(
         self, tree: str, prompt: tuple[int, ...], trajectories: Sequence[Trajectory]
     ) -> list[tuple[float, ...]]:
-        """As the engine does."""
+        """Call the engine's ``embed``."""
         return await self._engine.embed(tree, prompt, trajectories)
 
     def hint(self, tree: str, hint: Hint) -> None:
-        """As the engine does."""
+        """Call the engine's ``hint``."""
         self._engine.hint(tree, hint)
 
     def kv_moved(self, tree: str) -> KvMoved | None:
-        """As the engine does, if it does."""
+        """Call the engine's ``kv_moved``; None if it has none."""
         return self._engine.kv_moved(tree) if isinstance(self._engine, TellsKv) else None
 
     async def release(self, tree: str) -> Counters:
-        """As the engine does."""
+        """Call the engine's ``release``."""
         return await self._engine.release(tree)
 
     async def abort(self, tree: str) -> None:
-        """As the engine does."""
+        """Call the engine's ``abort``."""
         await self._engine.abort(tree)
 
     async def usage(self) -> Usage:
-        """As the engine does."""
+        """Call the engine's ``usage``."""
         return await self._engine.usage()
 
     async def health(self) -> None:
-        """As the engine does."""
+        """Call the engine's ``health``."""
         await self._engine.health()
 
     async def close(self) -> None:
-        """Nothing."""
+        """Do nothing: the engine stays open."""

@@ -1,7 +1,7 @@
-"""JSON schemas as what llguidance makes of them for one tokenizer: which tokens may come next.
+"""Compiles JSON schemas with llguidance for one tokenizer, which then says what may come next.
 
-What a schema says and llguidance cannot hold to is refused, never left out. Space between its parts
-is one blank, or a new line and its indent, so that no reply goes on in blanks for good.
+A schema with parts that llguidance cannot enforce is refused; no part is ignored. White space
+between parts is one blank, or a new line and its indent, so that no reply is endless blanks.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
 MOST_CHARACTERS = 1 << 16
-"""Of a schema."""
+"""Most characters of a schema."""
 LONGEST_REASON = 400
 OPTIONS: JsonCompileOptions = {
     "lenient": False,
@@ -49,24 +49,24 @@ class JsonSchemas:
     def __init__(
         self, tokens: _CheckpointTokens | _SingleBytes, size: int, ends: Sequence[int]
     ) -> None:
-        """``tokens``: as llguidance asks for them, when called for the ids of bytes that must come
-        next; ``size``: ids are below it; ``ends``: those that end a reply."""
+        """``tokens``: the vocabulary in llguidance's form; called with bytes that must come next it
+        returns their ids. ``size``: all ids are below it; ``ends``: the ids that end a reply."""
         self.vocab = size
         self._lacking = lacking(tokens.tokens)
         self._tokenizer = LLTokenizer(TokenizerWrapper(tokens), n_vocab=size, eos_token=list(ends))
 
     @classmethod
     def of(cls, text: Text) -> JsonSchemas:
-        """``text``: whose tokenizer nobody else uses meanwhile. Raises ValueError for a model that
-        cannot write JSON."""
+        """``text``: its tokenizer must not be used elsewhere at the same time. Raises ValueError
+        for a model that cannot write JSON."""
         if not spells_json(text):
             needed = "one that ends a reply and every ASCII character are needed"
             raise ValueError(f"{text.checkpoint}: lacks tokens; {needed}")
         return cls(_CheckpointTokens(text), text.vocab_size, sorted(text.eos))
 
     def compile(self, schema: str) -> LLMatcher:
-        """What follows a reply's text and says what may come next. Takes up to some tenths of a
-        second, in which other threads go on. Raises SchemaRefused."""
+        """A matcher that follows a reply and says which tokens may come next. Takes up to some
+        tenths of a second, without blocking other threads. Raises SchemaRefused."""
         if len(schema) > MOST_CHARACTERS:
             raise SchemaRefused(f"{len(schema)} characters; at most {MOST_CHARACTERS} are allowed")
         _must_be_small(schema)
@@ -89,24 +89,24 @@ class JsonSchemas:
         try:
             text = json.dumps(json.loads(schema), ensure_ascii=False).encode(errors="ignore")
         except (ValueError, RecursionError):
-            return  # which what compiles it says better
+            return  # compiling it gives a better message
         if missing := self._lacking & {*text}:
             raise SchemaRefused(f"holds byte {min(missing):#x}, for which the model has no token")
 
 
 def _must_be_small(schema: str) -> None:
-    """Raises SchemaRefused for patterns that would take long, which no limit of llguidance sees."""
+    """Raises SchemaRefused for patterns that compile too long; llguidance has no limit for them."""
     try:
         size = patterns_size(json.loads(schema))
     except (ValueError, RecursionError):
-        return  # which what compiles it says better
+        return  # compiling it gives a better message
     if size > MOST_OF_PATTERNS:
         excess = f"patterns of {size} characters with their repeats written out"
         raise SchemaRefused(f"{excess}; at most {MOST_OF_PATTERNS} are allowed")
 
 
 def must_compile(schema: str) -> None:
-    """Raises SchemaRefused for a schema that cannot be compiled, whoever is to write by it."""
+    """Raises SchemaRefused for a schema that cannot be compiled for any model."""
     _single_bytes().compile(schema)
 
 
@@ -116,7 +116,7 @@ def _single_bytes() -> JsonSchemas:
 
 
 class _SingleBytes:
-    """A token a byte, and an end."""
+    """A vocabulary of the 256 bytes and an end token."""
 
     eos_token_id, bos_token_id = 256, None
     tokens, special_token_ids = (*(bytes([i]) for i in range(256)), b"<end>"), (256,)
@@ -126,17 +126,17 @@ class _SingleBytes:
 
 
 def spells_json(text: Text) -> bool:
-    """Whether a model can write JSON, and end it."""
+    """Whether a model has tokens for all of JSON and for the end of a reply."""
     return bool(text.eos) and not lacking(text.pieces) & {10, *range(32, 127)}
 
 
 def lacking(pieces: Sequence[bytes]) -> frozenset[int]:
-    """The bytes that no token stands for alone: some vocabularies leave out rare ones."""
+    """The bytes that have no token of their own: some vocabularies leave out rare ones."""
     return frozenset(range(256)) - {piece[0] for piece in pieces if len(piece) == 1}
 
 
 class _CheckpointTokens:
-    """A checkpoint's."""
+    """A checkpoint's vocabulary."""
 
     def __init__(self, text: Text) -> None:
         self.eos_token_id, self.bos_token_id = text.end, text.bos
@@ -147,7 +147,7 @@ class _CheckpointTokens:
         self._longest = max(map(len, self._by_piece))
 
     def __call__(self, data: bytes) -> list[int]:
-        """As the tokenizer does it amid a text, where that is exact."""
+        """The tokenizer's ids amid a text if they spell ``data`` exactly, else greedy ones."""
         text = data.decode()
         ids = self._text.encode_after(self._text.plain(text))
         return ids if self._bytes(ids) == data else self._greedy(data)
@@ -156,7 +156,7 @@ class _CheckpointTokens:
         return b"".join(map(self._text.piece, ids))
 
     def _greedy(self, data: bytes) -> list[int]:
-        """The longest token each time."""
+        """The longest token at each place. Raises ValueError for a byte without a token."""
         ids, at = [], 0
         while at < len(data):
             sizes = range(min(self._longest, len(data) - at), 0, -1)
@@ -169,6 +169,6 @@ class _CheckpointTokens:
 
 
 def _reason(message: str) -> str:
-    """An error's own words in one line."""
+    """An error's message in one line, cut at ``LONGEST_REASON`` characters."""
     line = " ".join(message.split())
     return line if len(line) <= LONGEST_REASON else f"{line[:LONGEST_REASON]}..."

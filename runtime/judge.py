@@ -1,4 +1,4 @@
-"""An LLM as judge: the prompt it is shown, the seeds of its votes, the reward they come to.
+"""An LLM as judge: its prompt, the seeds of its votes, and the reward computed from its verdicts.
 
 The value strategy of Tree of Thoughts as SEED's appendix D sets it: reasons first, then a number.
 """
@@ -19,7 +19,7 @@ STEP_BREAK = "\n\n"
 
 
 class Judgement(NamedTuple):
-    """A reward in [0, 1], and how many of its verdicts held no number."""
+    """A reward in [0, 1], and how many verdicts held no number."""
 
     reward: float
     unparsed: int
@@ -27,21 +27,21 @@ class Judgement(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Judge:
-    """A ``judge`` format in the words of the model that judges."""
+    """A ``judge`` format with the text settings of the model that judges."""
 
     form: RewardFormat
     text: Text
 
     @property
     def sampling(self) -> Sampling:
-        """How a verdict is drawn: to its end, or to ``verdict_tokens``."""
+        """Sampling for a verdict, which is drawn to its end or to ``verdict_tokens``."""
         form = self.form
         return Sampling(form.temperature, stop=(), max_step_tokens=form.verdict_tokens)
 
     def prompt(self, question: str, trajectory: Trajectory) -> tuple[int, ...]:
-        """What the judge reads: the filled template as a user's message.
+        """The ids that the judge reads: the filled template as a user's message.
 
-        Steps stand stripped, a blank line between two; those without text are left out.
+        Steps are stripped and joined by blank lines; those without text are left out.
         """
         steps = STEP_BREAK.join(words.strip() for words in trajectory.texts if words.strip())
         content = fill_template(self.form.template, {"question": question, "steps": steps})
@@ -52,7 +52,7 @@ class Judge:
         return tuple(node_seed(trajectory.seed, "vote", (v,)) for v in range(self.form.votes))
 
     def number(self, verdict: str) -> int | None:
-        """The number a verdict ends on; None if it holds none within the range."""
+        """The last number in a verdict; None if there is none or it is out of range."""
         matches = list(re.finditer(self.form.pattern, verdict))
         digits = matches[-1][1] if matches else None
         if digits is None or not digits.isdecimal():
@@ -61,7 +61,7 @@ class Judge:
         return number if self.form.lowest <= number <= self.form.highest else None
 
     def judge(self, verdicts: Sequence[str]) -> Judgement:
-        """The mean of the verdicts' numbers, scaled to [0, 1]; ``unparsed`` if there are none."""
+        """The mean of the verdicts' numbers, scaled to [0, 1]; ``unparsed`` if none has one."""
         form = self.form
         numbers = [n for n in map(self.number, verdicts) if n is not None]
         missing = len(verdicts) - len(numbers)
@@ -71,7 +71,7 @@ class Judge:
         return Judgement((sum(numbers) - len(numbers) * form.lowest) / span, missing)
 
     def overhead(self) -> tuple[int, int]:
-        """Tokens of a judge's prompt and verdict beside the path's: once, and for every step."""
+        """Tokens of a judge's prompt and verdict beyond the path's: once, and for each step."""
         none = Trajectory(0, (), ())
         chat_tokens = len(self.text.encode_chat([{"role": "user", "content": ""}]))
         return len(self.prompt("", none)) - chat_tokens + self.form.verdict_tokens, 1

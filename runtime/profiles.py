@@ -1,4 +1,4 @@
-"""How families of policy models are asked to work in steps, as data."""
+"""Profiles of policy model families: how each is asked to work in steps."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from dataclasses import dataclass
 class Profile:
     """How a family of policy models is asked to work in steps.
 
-    ``delimiter`` ends a step; ``system`` is what a search tells the model first where the request
-    has no system message of its own, None for nothing.
+    ``delimiter`` ends a step; ``system`` is the system message that a search adds to a request that
+    has none, None for no message.
     """
 
     name: str
@@ -41,7 +41,7 @@ Regardless of the approach, always conclude with:
 Therefore, the final answer is: $\boxed{answer}$. I hope it is correct.
 
 Where [answer] is just the final number or expression that solves the problem."""
-"""As search-and-learn asks Llama 3's models, and Meta's own evaluation before it."""
+"""The prompt for Llama 3's models in search-and-learn, first used in Meta's own evaluation."""
 
 PROFILES: Mapping[str, Profile] = {
     profile.name: profile
@@ -54,4 +54,4 @@ PROFILES: Mapping[str, Profile] = {
         Profile("mistral-metamath", delimiter="ки"),
     )
 }
-"""Profiles by name; ``chat`` is any chat model's."""
+"""Profiles by name; ``chat`` fits any chat model."""

@@ -1,4 +1,4 @@
-"""How a reward model is asked about a step, as data."""
+"""Reward formats: what a reward model is given for a step and how its reward is read."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _NEEDED: Mapping[str, tuple[str, ...]] = {
 }
 Ids = tuple[int, ...]
 Spelt = dict[tuple[str, str], Ids]
-"""Pieces of one search's paths that are spelt already, by their part and their text."""
+"""The ids of pieces of one search's paths that are tokenised already, by part and text."""
 
 
 class RewardFormat(BaseModel):
     """What a reward model reads of a trajectory, and what is read of it.
 
     **The path.** ``spells``: ``policy`` gives it the policy's own ids, prompt included, and only if
-    its tokenizer is another one the path is spelt as for ``once``: the question in ``opening`` (or
+    its tokenizer differs is the path spelt as for ``once``: the question in ``opening`` (or
     in the chat template, after the system message ``system``), then each step's text, stripped,
     after ``first`` or ``later``. ``dialogue``: each step is a user's turn of the chat template, the
     first one after ``opening``; every earlier turn was answered by ``good``. ``reply``, for outcome
@@ -100,17 +100,17 @@ class RewardFormat(BaseModel):
 
     @property
     def needs_model(self) -> bool:
-        """Whether a reward model is read at all."""
+        """Whether rewards need a reward model."""
         return self.reads not in ("logprob", "judge", "score")
 
     @property
     def by_score_route(self) -> bool:
-        """Whether another Hedgerow's ``/v1/score`` gives the rewards."""
+        """Whether rewards come from another Hedgerow's ``/v1/score``."""
         return self.reads == "score"
 
     @property
     def outcome(self) -> bool:
-        """Whether finished replies alone have a reward, and single steps none."""
+        """Whether only finished replies have a reward, and single steps none."""
         return self.spells == "reply"
 
     @property
@@ -180,10 +180,10 @@ REWARD_FORMATS: Mapping[str, RewardFormat] = {
 
 
 def reward_format(name: str) -> RewardFormat:
-    """The format of that name, or the one a ``.json`` file describes.
+    """The built-in format ``name``, or the one that the ``.json`` file ``name`` describes.
 
-    The file holds fields of ``RewardFormat``, over those of the format that ``extends`` names if it
-    is there; ``name`` defaults to the file's. Raises ValueError naming what is wrong.
+    The file holds fields of ``RewardFormat``, which override those of the format named by its
+    optional ``extends``; ``name`` defaults to the file's. Raises ValueError naming what is wrong.
     """
     if name in REWARD_FORMATS:
         return REWARD_FORMATS[name]
@@ -193,7 +193,7 @@ def reward_format(name: str) -> RewardFormat:
 
 
 def format_read_here(name: str) -> RewardFormat:
-    """As ``reward_format``, for an engine that cannot ask another Hedgerow. Raises ValueError."""
+    """``reward_format`` for an engine that cannot ask another Hedgerow. Raises ValueError."""
     form = reward_format(name)
     if form.by_score_route:
         raise ValueError(
@@ -227,6 +227,6 @@ def _format_names() -> str:
 
 
 def fill_template(template: str, words: Mapping[str, str]) -> str:
-    """The template with each ``{name}`` of ``words`` replaced, what was put in left alone."""
+    """The template with each ``{name}`` of ``words`` replaced once; the words stay as they are."""
     names = "|".join(words)
     return re.sub(rf"\{{({names})\}}", lambda match: words[match[1]], template)

@@ -1,6 +1,6 @@
-"""A reward format in a reward model's own tokens and tensors: the path to read, and the reward.
+"""A reward format applied to one reward model's tokens and tensors: the path to read, the reward.
 
-Rewards are read at a path's last token, wherever else its tag's id may stand.
+Rewards are read at a path's last token only, even if the tag's id also occurs earlier.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 UNBIASED = "ForSequenceClassification"
-"""How classes end whose head is one layer without a bias, by transformers."""
+"""Suffix of transformers' classes whose head is one layer without a bias."""
 _LARGEST_EXPONENT = 700.0
 Matrix = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyIds:
-    """The policy's own ids: the prompt, and each step with the tag after it.
+    """Paths in the policy's own ids: the prompt, and each step with the tag after it.
 
     A step that ends with the tag's id gets no second one.
     """
@@ -48,7 +48,7 @@ class PolicyIds:
     def path(
         self, prompt: Sequence[int], question: str, trajectory: Trajectory, spelt: Spelt
     ) -> Ids:
-        """Prompt, step, tag, step, tag."""
+        """The ids of prompt, step, tag, step, tag, and so on."""
         path = list(prompt)
         for step in trajectory.steps:
             path += step
@@ -58,9 +58,9 @@ class PolicyIds:
 
 
 Paths = PolicyIds | OwnIds | Dialogue | WholeReply
-"""How a format spells what the reward model reads: its ``opening`` is what every path over a
-question begins with, which may be nothing, a ``path`` is read at its last token; both add to the
-pieces that are spelt."""
+"""How a format spells what the reward model reads: every path of a question begins with its
+``opening``, which may be empty, and a ``path`` is read at its last token. Both add tokenised pieces
+to ``spelt``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +76,12 @@ class Softmax:
 
     @staticmethod
     def share(good: float, bad: float) -> float:
-        """The same from the two logits, or log-probabilities, alone."""
+        """The same, from the two verdicts' logits or log-probabilities."""
         return sigmoid(good - bad)
 
     @classmethod
     def of(cls, form: RewardFormat, text: Text) -> Softmax:
-        """Raises RewardMissing if a verdict is not one token of the model."""
+        """For a model's ``text``. Raises RewardMissing if a verdict is not one of its tokens."""
         return cls(_token(form, text, "good"), _token(form, text, "bad"))
 
 
@@ -89,7 +89,7 @@ class Softmax:
 class Mean:
     """The sigmoid of the mean logit.
 
-    Such checkpoints hold a scalar reward head, repeated for every token of the vocabulary.
+    Checkpoints for it hold a scalar reward head, repeated for every token of the vocabulary.
     """
 
     def reward(self, row: torch.Tensor) -> float:
@@ -99,7 +99,7 @@ class Mean:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """Linear layers (outputs, inputs) with their biases on the final hidden state, ReLU between."""
+    """Linear layers (outputs, inputs) with biases on the final hidden state, ReLU between them."""
 
     layers: tuple[tuple[Matrix, Matrix], ...]
     form: RewardFormat
@@ -116,7 +116,7 @@ class Head:
 
     @classmethod
     def of(cls, form: RewardFormat, text: Text) -> Head:
-        """Raises RewardMissing naming the tensor that is missing or does not fit."""
+        """Load the head. Raises RewardMissing naming a tensor that is missing or does not fit."""
         from runtime.embedded.model.layers import tensor_reader
 
         try:
@@ -132,8 +132,8 @@ class Head:
 
 
 Reading = Softmax | Mean | Head
-"""How the row at a path's last token, logits (vocab,) or hidden state, becomes a reward in [0, 1]:
-in float64, from this row alone."""
+"""How the row at a path's last token, logits (vocab,) or a hidden state (hidden,), becomes a reward
+in [0, 1]: in float64, from this row alone."""
 
 READINGS: Mapping[Reads, Callable[[RewardFormat, Text], Reading]] = {
     "softmax": Softmax.of,
@@ -145,7 +145,7 @@ READINGS: Mapping[Reads, Callable[[RewardFormat, Text], Reading]] = {
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """What a reward model reads and says, as the engines use it."""
+    """The paths that a reward model reads and how its output becomes a reward, for engines."""
 
     paths: Paths
     reading: Reading
@@ -154,8 +154,8 @@ class Reader:
     def of(cls, form: RewardFormat, text: Text, policy: Text) -> Reader:
         """For a reward model's ``text`` beside the policy's.
 
-        Raises RewardMissing for a tag, a verdict or a head that is not there, ValueError for a chat
-        template or a context that cannot serve.
+        Raises RewardMissing for a tag, a verdict or a head that the model lacks, ValueError for an
+        unsuitable chat template or a context that is too small.
         """
         paths, reading = paths_of(form, text, policy), READINGS[form.reads](form, text)
         least = len(paths.path((0,), "", Trajectory(0, ((0,),), ("",)), {}))
@@ -168,7 +168,7 @@ class Reader:
 
 
 def overhead_of(paths: Paths) -> tuple[int, int]:
-    """Tokens that a path has beside the policy's: once, and for every step."""
+    """Tokens that a path has beyond the policy's: once, and for each step."""
     prompt, none, some = (0,), Trajectory(0, (), ()), ((0,),)
     empty = len(paths.path(prompt, "", none, {})) - len(prompt)
     one_step = len(paths.path(prompt, "", Trajectory(0, some, ("",)), {}))
@@ -178,7 +178,7 @@ def overhead_of(paths: Paths) -> tuple[int, int]:
 
 
 def paths_of(form: RewardFormat, text: Text, policy: Text) -> Paths:
-    """What a reward model with this ``text`` reads beside the policy's.
+    """The paths for a reward model with this ``text`` beside the policy's.
 
     Raises RewardMissing for a tag that is not one token, ValueError for a chat template that cannot
     be cut into turns.
@@ -199,7 +199,7 @@ def paths_of(form: RewardFormat, text: Text, policy: Text) -> Paths:
 
 
 def _token(form: RewardFormat, text: Text, part: str) -> int:
-    """The id of the format's ``part``. Raises RewardMissing naming what was looked for."""
+    """The id of the format's ``part``. Raises RewardMissing if it is not one of the model's ids."""
     piece = getattr(form, part)
     token = piece if isinstance(piece, int) else text.token(piece)
     if token is None:
@@ -232,8 +232,8 @@ def outputs_misfit(outputs: int, form: RewardFormat) -> str | None:
 
 
 def outputs_reward(outputs: Sequence[float] | Matrix, form: RewardFormat) -> float:
-    """A head's outputs as a reward: of one, the sigmoid over ``scale``; of several, number
-    ``label``'s share of the softmax."""
+    """A head's outputs as a reward: for ``value`` the sigmoid of the only one over ``scale``, else
+    output ``label``'s share of the softmax."""
     if form.reads == "value":
         return sigmoid(float(outputs[0]) / form.scale)
     return classes_share(outputs, form.label)

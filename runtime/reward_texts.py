@@ -1,7 +1,7 @@
-"""What a reward model reads in words of its own: questions and steps, spelt by its own tokenizer.
+"""Paths that are spelt by the reward model's own tokenizer, from questions and steps as texts.
 
 A step's ids follow from the step alone, so a path only ever grows at its end and scoring a step
-costs a prefill of that step. What is spelled like a control token in questions and steps is encoded
+costs a prefill of that step. Words in questions and steps that look like control tokens are encoded
 as text.
 """
 
@@ -20,9 +20,9 @@ _PROBE = ("What is 1 + 1?", ("1 + 1 = 2.\n\n", "The answer is 2."))
 
 @dataclass(frozen=True, slots=True)
 class OwnIds:
-    """The reward model's own words: an opening, then each step's text, tokenised alone.
+    """An opening, then each step's text, tokenised alone by the reward model's tokenizer.
 
-    A step's text is stripped of white space, and of the tag where it ends with it.
+    A step's text is stripped of white space, and of the tag if it ends with the tag's text.
     """
 
     form: RewardFormat
@@ -30,7 +30,7 @@ class OwnIds:
     tag: int | None
 
     def opening(self, prompt: Sequence[int], question: str, spelt: Spelt) -> Ids:
-        """The question as the format puts it."""
+        """The ids of the format's opening with the question in it."""
         if (_OPENING, question) not in spelt:
             spelt[_OPENING, question] = self._spell_opening(question)
         return spelt[_OPENING, question]
@@ -38,7 +38,7 @@ class OwnIds:
     def path(
         self, prompt: Sequence[int], question: str, trajectory: Trajectory, spelt: Spelt
     ) -> Ids:
-        """Opening, step, tag, step, tag."""
+        """The ids of opening, step, tag, step, tag, and so on."""
         path = list(self.opening(prompt, question, spelt))
         for place, words in enumerate(trajectory.texts):
             key = (_LATER if place else _FIRST), words
@@ -69,8 +69,8 @@ class Dialogue:
     """Each step is a user's turn; the reward model is read where it would answer ``good`` or
     ``bad``, and every earlier turn was answered by ``good``.
 
-    A piece, tokenised alone, runs from the answer to the turn before to the end of its own turn's
-    opening for the assistant.
+    A piece, tokenised alone, runs from the answer to the previous turn up to the point where the
+    assistant would answer its own turn.
     """
 
     form: RewardFormat
@@ -79,19 +79,19 @@ class Dialogue:
 
     @classmethod
     def of(cls, form: RewardFormat, text: Text) -> Dialogue:
-        """Raises ValueError if the chat template cannot be cut into such pieces."""
+        """Raises ValueError if the model's chat template cannot be cut into such pieces."""
         dialogue = cls(form, text, str(form.good))
         dialogue._must_cut()
         return dialogue
 
     def opening(self, prompt: Sequence[int], question: str, spelt: Spelt) -> Ids:
-        """Nothing: the question is part of the first turn."""
+        """Empty: the question is part of the first turn."""
         return ()
 
     def path(
         self, prompt: Sequence[int], question: str, trajectory: Trajectory, spelt: Spelt
     ) -> Ids:
-        """Turn, good, turn, good, ..., turn."""
+        """The ids of turn, good, turn, good, ..., turn."""
         path: list[int] = []
         for place, words in enumerate(trajectory.texts):
             key = (_LATER if place else _FIRST), words
@@ -107,7 +107,7 @@ class Dialogue:
         return self.text.render_chat([{"role": "user", "content": content}])
 
     def _later(self, words: str) -> str:
-        """What a turn adds to a conversation of one answered turn."""
+        """The text that an answer and a new turn add to a conversation of one turn."""
         before = [{"role": "user", "content": "?"}]
         answer = {"role": "assistant", "content": self.good}
         after = [*before, answer, {"role": "user", "content": self.text.plain(words.strip())}]

@@ -1,4 +1,4 @@
-"""What of a JSON schema would take long to compile: regular expressions whose repeats multiply."""
+"""Measures regular expressions in a JSON schema, whose nested repeats may take long to compile."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 MOST_OF_PATTERNS = 50_000
-"""Characters and classes of all patterns of a schema, their repeats written out."""
+"""Most characters and classes of all patterns of a schema, with their repeats written out."""
 FLOOR_COST = 4
-"""What a character of ``minLength`` beside a pattern comes to: the two are intersected."""
+"""Size counted for each character of ``minLength`` beside a pattern: the two are intersected."""
 _REPEAT = re.compile(r"\{(\d{1,9})(?:,(\d{0,9}))?\}")
 _CLASS = re.compile(r"\[\^?\]?(?:\\.|[^\]\\])*\]?", re.DOTALL)
 
@@ -20,7 +20,7 @@ def patterns_size(schema: Any) -> int:
 
 
 def _objects(schema: Any) -> Iterator[dict[str, Any]]:
-    """Every object in it, without recursion."""
+    """Every object in a schema, found without recursion."""
     stack = [schema]
     while stack:
         part = stack.pop()
@@ -74,7 +74,7 @@ def written_out(pattern: str) -> int:
 
 
 def _end_of_atom(pattern: str, at: int) -> int:
-    """Behind an escape, a class or a character."""
+    """The place behind the escape, class or character at ``at``."""
     if pattern[at] == "\\":
         return at + 2
     match = _CLASS.match(pattern, at)

@@ -1,7 +1,7 @@
 """Finds stop strings in decoded tokens.
 
-Which tokens may complete one of them stands in a table, made in time linear in their bytes and the
-vocabulary's, and kept while it is among the last ones used.
+A table says which tokens may complete a stop string. It is made in time linear in the bytes of the
+stop strings and the vocabulary, and the tables used last are kept.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from collections.abc import Sequence
 import numpy as np
 
 TABLE_BYTES = 4 << 20
-"""Of one vocabulary's tables, together; the one used last stays in any case."""
+"""Most bytes of one vocabulary's tables together; the one used last is always kept."""
 
 
 class StopStrings:
     """Tells whether a step's last token completes a stop string.
 
-    The strings are looked for in the step's own bytes, across token borders; only tokens whose
-    bytes could complete one are looked at closely. A token that completes a stop and goes on after
-    it stays whole.
+    The strings are searched in the step's own bytes, across token borders, and only if the last
+    token's bytes could complete one. A token that completes a stop string and continues after it
+    stays whole.
     """
 
     def __init__(self, vocabulary: Vocabulary, stops: Sequence[bytes]) -> None:
@@ -38,7 +38,7 @@ class StopStrings:
             possible[vocabulary.containing(stop)] = 1
         self._possible = possible.tobytes()
         self.size = len(self._possible) + sum(map(len, stops))
-        """In bytes."""
+        """Bytes that this table takes."""
 
     def ended(self, tokens: Sequence[int]) -> bool:
         """Whether the last of the step's tokens completes a stop string."""
@@ -56,7 +56,7 @@ class StopStrings:
 
 
 class Vocabulary:
-    """What tokens stand for, in an order that has all with a common beginning side by side."""
+    """The bytes of all tokens, sorted so that those with a common beginning are adjacent."""
 
     def __init__(self, pieces: Sequence[bytes]) -> None:
         """``pieces``: the bytes of each token id, special tokens by their own names."""
@@ -74,7 +74,7 @@ class Vocabulary:
         return self._ids[first:last]
 
     def containing(self, text: bytes) -> np.ndarray:
-        """Ids (n,) of the tokens that have ``text`` somewhere in them, each at least once."""
+        """Ids (n,) of the tokens that contain ``text``; one that does so repeatedly may recur."""
         at = np.flatnonzero(self._joined[: max(0, len(self._joined) + 1 - len(text))] == text[0])
         last = at + len(text) - 1
         at = at[self._token[at] == self._token[last]]
@@ -86,7 +86,7 @@ class Vocabulary:
 
 
 class StopStringTables:
-    """The tables of one vocabulary. Those used last are kept, ``most`` bytes of them."""
+    """The tables of one vocabulary. Those used last are kept, up to ``most`` bytes."""
 
     def __init__(self, pieces: Sequence[bytes], most: int = TABLE_BYTES) -> None:
         """``pieces``: the bytes of each token id, special tokens by their own names."""
@@ -94,10 +94,10 @@ class StopStringTables:
         self._most = most
         self._tables: OrderedDict[tuple[str, ...], StopStrings] = OrderedDict()
         self.size = 0
-        """Of what is kept, in bytes."""
+        """Bytes of the tables that are kept."""
 
     def of(self, stops: tuple[str, ...]) -> StopStrings:
-        """The table for these strings. Raises ValueError for one that is empty or no text."""
+        """The table for these strings. Raises ValueError for one that is empty or not UTF-8."""
         table = self._tables.get(stops)
         if table is None:
             table = self._tables[stops] = StopStrings(self._vocabulary, encode_stops(stops))
@@ -110,7 +110,7 @@ class StopStringTables:
 
 
 def encode_stops(stops: Sequence[str]) -> list[bytes]:
-    """Stop strings in UTF-8. Raises ValueError for one that is empty or no text."""
+    """Stop strings in UTF-8. Raises ValueError for one that is empty or cannot be encoded."""
     if not all(stops):
         raise ValueError("stop: an empty string; at least one character is needed")
     try:

@@ -1,4 +1,4 @@
-"""A process that does not outlive us, whatever ends us; nor does what it has started."""
+"""A process that ends, with all its descendants, when this process ends for any reason."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from typing import Any
 from runtime import supervisor
 
 FORCE_SECONDS = 10.0
-"""After which the one that ends all others is itself ended."""
+"""Seconds after which a supervisor that has not ended is killed itself."""
 
 
 class SupervisedProcess(subprocess.Popen[bytes]):
-    """A command below ``runtime/supervisor.py``, whose process this is: it ends as the command does
-    and leads the process group of both.
+    """A command run by ``runtime/supervisor.py``. The process is the supervisor's: it leads the
+    process group of both and ends with the command's exit status.
 
-    A command that cannot be run ends with 127.
+    For a command that cannot be run the status is 127.
     """
 
     def __init__(self, command: Sequence[str], **more: Any) -> None:
-        """``more``: ``env``, ``cwd``, ``stdout`` and ``stderr``, as of Popen."""
+        """``more``: Popen's ``env``, ``cwd``, ``stdout`` and ``stderr``."""
         super().__init__(
             [sys.executable, "-I", supervisor.__file__, *command],
             stdin=subprocess.PIPE,
@@ -33,12 +33,12 @@ class SupervisedProcess(subprocess.Popen[bytes]):
         )
 
     def end(self) -> None:
-        """End it and what it has started, by force if need be. Waits."""
+        """End the command and its descendants, by force if need be, and wait for the end."""
         assert self.stdin is not None, "started with a pipe"
         self.stdin.close()
         with suppress(subprocess.TimeoutExpired):
             self.wait(supervisor.GRACE_SECONDS + FORCE_SECONDS)
-        if self.poll() in (None, -signal.SIGKILL):  # it may have left the others of its group
+        if self.poll() in (None, -signal.SIGKILL):  # others of its group may still run
             with suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
         self.wait(FORCE_SECONDS)

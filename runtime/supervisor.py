@@ -1,14 +1,14 @@
-"""Runs a command, and ends it with all that it has started once nobody wants it any more.
+"""Runs a command, and ends it with all its descendants once its starter closes the pipe or ends.
 
     python -I supervisor.py COMMAND...
 
-Its standard input is a pipe that whoever started it holds open and nobody else: when that ends,
-however it ends, so does the pipe. It is a program of its own, of the standard library alone: who is
-killed cannot clean up. It leads a process group, and ends as the command did.
+Its standard input is a pipe that only its starter holds open: when the starter ends for any reason,
+the pipe closes. It is a separate program, of the standard library alone, because a starter that is
+killed cannot clean up. It leads a process group, and ends with the command's exit status.
 
-On Linux whatever the command has started is found, though it left the group and its own parent has
-ended; and were this program itself killed, so would the command be. Elsewhere what is in the group
-is ended.
+On Linux all descendants of the command are found, even those that left the group and whose parents
+have ended; and if this program itself is killed, so is the command. Elsewhere only the process
+group is ended.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from collections import defaultdict
 from typing import NoReturn
 
 GRACE_SECONDS = 3.0
-"""Between SIGTERM and SIGKILL: nothing that runs here has anything to keep."""
+"""Seconds between SIGTERM and SIGKILL: short, since nothing that runs here has data to save."""
 LOOK_SECONDS = 0.05
 NOT_STARTED = 127
 PR_SET_PDEATHSIG = 1
@@ -35,11 +35,11 @@ ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class Supervised:
-    """The command's process, and all that comes from it."""
+    """The command's process and its descendants."""
 
     def __init__(self, command: list[str]) -> None:
         self.status: int | None = None
-        """How it ended, as ``waitpid`` says it; None while it runs."""
+        """The command's ``waitpid`` status; None while it runs."""
         if LINUX:
             prctl(PR_SET_CHILD_SUBREAPER, 1)
         ours = os.getpid()
@@ -48,14 +48,14 @@ class Supervised:
             _become(command, ours)
 
     def reap(self) -> None:
-        """Take note of what has ended."""
+        """Reap ended processes, and keep the command's status if it is among them."""
         with contextlib.suppress(ChildProcessError):
             while (process := os.waitpid(-1, os.WNOHANG))[0]:
                 if process[0] == self._child:
                     self.status = process[1]
 
     def end(self, grace: float) -> None:
-        """End everything, by force after so many seconds."""
+        """End all descendants: SIGTERM if ``grace`` > 0, SIGKILL after ``grace`` seconds."""
         until = time.monotonic() + grace
         if grace:
             self._send(signal.SIGTERM)
@@ -77,7 +77,7 @@ class Supervised:
 
 
 def _become(command: list[str], parent: int) -> NoReturn:
-    """Be the command, with nothing to read; killed if the parent is."""
+    """Replace this process by the command, with empty input; Linux kills it if the parent dies."""
     try:
         if LINUX:
             prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -92,13 +92,13 @@ def _become(command: list[str], parent: int) -> NoReturn:
 
 
 def prctl(option: int, value: int) -> None:
-    """Ask Linux for something. Raises OSError."""
+    """Call Linux's ``prctl``. Raises OSError."""
     if ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0):
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
 def descendants() -> list[int]:
-    """What this process has started, and what that has."""
+    """The process ids of all descendants of this process."""
     children: defaultdict[int, list[int]] = defaultdict(list)
     for name in filter(str.isdecimal, os.listdir("/proc")):
         with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as stat:
@@ -111,7 +111,7 @@ def descendants() -> list[int]:
 
 
 def main(command: list[str]) -> NoReturn:
-    """Until the command has ended, or is to."""
+    """Run the command until it ends or is to end; then end everything and exit."""
     read_end, write_end = os.pipe()
     os.set_blocking(write_end, False)
     for sign in (signal.SIGCHLD, *ENDING):
@@ -128,10 +128,10 @@ def main(command: list[str]) -> NoReturn:
 
 
 def _end_as(code: int) -> NoReturn:
-    """By the signal -code, where that is negative."""
+    """Exit with ``code``, or by the signal -code if it is negative."""
     if code < 0:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        with contextlib.suppress(OSError):  # of SIGKILL
+        with contextlib.suppress(OSError):  # SIGKILL has no handler to set
             signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     os._exit(code)

@@ -1,4 +1,4 @@
-"""A checkpoint's words: chat prompts to token ids, ids to text, what ends a step or a reply."""
+"""A checkpoint's tokenizer: chat prompts to token ids, ids to text, what ends a reply."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _CHARACTER_BYTES = 4
 _ANCHOR = "\n"
 _DATE = "26 Jul 2024"
 _BREAK = "\udc00"
-"""Half a character, which no text holds: what stands before and after it is encoded apart."""
+"""Half a character, which no text holds: the parts before and after it are encoded separately."""
 _TOKENIZERS = ("tokenizer*", "*.model", "vocab.json", "*.tiktoken")
-"""Files of which a tokenizer has one."""
+"""Files of which every tokenizer has at least one."""
 _BRACKETS = frozenset("<[{|")
-"""What is added to a vocabulary and begins with one of these is structure, no word."""
+"""An added token that begins with one of these is a control token, not a word."""
 _THOUGHTS = frozenset({"<think>", "</think>"})
-"""Models write these and clients send them back; templates cut the thoughts out."""
+"""Models write these and clients send them back; chat templates remove what is between them."""
 
 
 class Text:
@@ -101,12 +101,12 @@ class Text:
 
     @cached_property
     def special(self) -> frozenset[int]:
-        """Ids of tokens that are no text."""
+        """Ids of tokens that are not text."""
         return frozenset(i for i, token in self._added.items() if token.special) | self.eos
 
     @cached_property
     def pieces(self) -> tuple[bytes, ...]:
-        """The bytes each id stands for amid other text; special tokens by their own names."""
+        """The bytes of each id amid other text; for special tokens their names."""
         spell = spell_byte_level if '"ByteLevel"' in self._decoder else spell_sentencepiece
         pieces = [
             self._added[i].content.encode()
@@ -117,26 +117,26 @@ class Text:
         return (*pieces, *[b""] * (self.vocab_size - len(pieces)))
 
     def piece(self, token: int) -> bytes:
-        """The bytes that a token stands for in a text; none for one that is no text."""
+        """The bytes that a token stands for in a text; empty for a special token."""
         return self._bytes((token,))
 
     def spelling(self, token: int) -> bytes:
-        """The same, but the name of one that is no text."""
+        """The bytes that a token stands for; for a special token its name."""
         return self.pieces[token]
 
     def another(self) -> Text:
-        """The same checkpoint's, for another thread: a tokenizer bears one user at a time."""
+        """A copy for another thread: a tokenizer may be used by one thread at a time."""
         return Text(self.checkpoint)
 
     def plain(self, words: str) -> str:
-        """Somebody's words, such that what is spelled like a control token in them is encoded as
-        text. What is not stays as it is."""
+        """``words`` marked so that anything in them that looks like a control token is encoded as
+        text. Words without such parts stay unchanged."""
         if self._controls is None:
             return words
         if self._backend.normalizer is not None:
             normal = self._backend.normalizer.normalize_str(words)
             if len(self._controls.findall(normal)) > len(self._controls.findall(words)):
-                words = normal  # wide letters, say, that the tokenizer takes for plain ones
+                words = normal  # wide letters, for example, which the tokenizer normalises
         parts, at = [], 0
         while match := self._controls.search(words, at):
             parts.append(words[at : match.start() + 1])
@@ -144,37 +144,37 @@ class Text:
         return _BREAK.join([*parts, words[at:]])
 
     def encode(self, text: str) -> list[int]:
-        """The ids of ``text`` alone, nothing added."""
+        """The ids of ``text`` alone, without begin or end tokens."""
         first, *more = text.split(_BREAK)
         ids = self._backend.encode(first, add_special_tokens=False).ids
         return ids + [token for part in more for token in self.encode_after(part)]
 
     def encode_after(self, text: str) -> list[int]:
-        """The ids of ``text`` as it stands amid a text: no space is put before its first word."""
+        """The ids of ``text`` in the middle of a text: no space is put before its first word."""
         if not self._strips_first_space:
             return self.encode(text)
         anchored_ids, anchor = self.encode(_ANCHOR + text), len(self.encode(_ANCHOR))
         return anchored_ids[anchor:]
 
     def encode_prompt(self, text: str) -> list[int]:
-        """``encode``, but PrefixTooLong, untokenised, for what cannot fit the context."""
+        """``encode``; raises PrefixTooLong, before tokenising, for what cannot fit the context."""
         self._must_fit(text)
         return self.encode(text)
 
     def encode_step(self, words: str, delimiter: str) -> list[int]:
-        """The ids of a step that somebody wrote, amid a reply, with the delimiter if it ends so.
+        """The ids of a step given as text, in the middle of a reply; a final delimiter is kept.
 
-        Other control tokens are text. Raises PrefixTooLong, untokenised, for what cannot fit.
+        Other control tokens are encoded as text. Raises PrefixTooLong, before tokenising.
         """
         self._must_fit(words)
         bare = words.removesuffix(delimiter)
         return self.encode_after(self.plain(bare) + words[len(bare) :])
 
     def render_chat(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """A conversation by the checkpoint's chat template, up to where the assistant goes on.
+        """A conversation rendered by the checkpoint's chat template, up to the assistant's reply.
 
-        Templates that state today's date are told a fixed one: it would change ids overnight.
-        Contents that others wrote are to be ``plain``. Raises ValueError where there is no
+        Templates that state today's date get a fixed one, because ids would change overnight.
+        Contents from users must be passed through ``plain`` first. Raises ValueError without a
         template.
         """
         if self.tokenizer.chat_template is None:
@@ -194,13 +194,13 @@ class Text:
         open_reply: bool = False,
         tools: Tools | None = None,
     ) -> list[int]:
-        """The ids of a conversation, ready for the assistant's reply; ``open_reply``: for the rest
-        of its last message; ``tools``: what the model is told that it may call.
+        """The ids of a conversation, ready for the assistant's reply; ``open_reply``: ready for the
+        rest of its last message; ``tools``: the functions that the model may call.
 
-        By the checkpoint's chat template; without one the contents, each followed by a newline,
-        as base models are asked. Control tokens are the template's alone. Raises PrefixTooLong for
-        what cannot fit the context, before it is tokenised, and ValueError for a template that does
-        not put the last message as it is.
+        The checkpoint's chat template renders it; without one, as for base models, it is the
+        contents, each followed by a newline. Only the template's control tokens count. Raises
+        PrefixTooLong, before tokenising, for what cannot fit the context, and ValueError for a
+        template that changes the last message of an open reply.
         """
         for message in messages:
             self._must_fit(message["content"])
@@ -225,9 +225,9 @@ class Text:
 
     @cached_property
     def tool_template(self) -> ToolTemplate:
-        """What the chat template does with tools."""
+        """What the chat template does with tools and their results."""
         if self.tokenizer.chat_template is None:
-            return ToolTemplate(results=True)  # as any other content
+            return ToolTemplate(results=True)  # rendered like any content
 
         def render(messages: Messages, tools: Tools | None) -> str:
             text = self.tokenizer.apply_chat_template([*messages], tools=tools, tokenize=False)  # type: ignore[arg-type]
@@ -238,8 +238,8 @@ class Text:
     def decode(self, tokens: Sequence[int], after: Sequence[int] = (), *, last: bool = True) -> str:
         """The text that ``tokens`` add after the ids ``after``, special tokens left out.
 
-        With ``last`` False a character whose bytes are not all there is left to the next piece, so
-        that the pieces of a text joined are the text.
+        With ``last`` False an incomplete character at the end is left to the next piece, so that
+        joined pieces give the whole text.
         """
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         decoder.decode(self._tail(after))
@@ -252,7 +252,7 @@ class Text:
         return ids[0] if len(ids) == 1 else self._backend.token_to_id(text)
 
     def _framed(self, text: str) -> list[int]:
-        """The ids of a text with what the tokenizer puts before and after one."""
+        """The ids of a text with the tokens that the tokenizer puts before and after it."""
         self._must_fit(text)
         if _BREAK not in text:
             return self._backend.encode(text).ids
@@ -272,15 +272,15 @@ class Text:
 
     @cached_property
     def _most_bytes(self) -> int | None:
-        """Of a text that may fit the context; None if that is not known."""
+        """Most bytes of a text that may fit the context; None if that is not known."""
         a_token = most_bytes_a_token(json.loads(self._backend.to_str()), self.pieces)
         return None if a_token is None else a_token * self.context
 
     @cached_property
     def _controls(self) -> re.Pattern[str] | None:
-        """Finds what is spelled like a token that is no text: one that the tokenizer says is
-        special, one that ends a reply, or an added one that stands in brackets or that the chat
-        template writes."""
+        """Finds what looks like a control token: one that the tokenizer calls special, one that
+        ends a reply, or an added one that begins with a bracket or that the chat template
+        writes."""
         spellings = {
             token.content
             for i, token in self._added.items()
@@ -294,8 +294,8 @@ class Text:
 
     @cached_property
     def _template(self) -> str:
-        """The chat template as it is stored, where there is one: read without the tokenizer, which
-        takes seconds to load."""
+        """The stored chat template or templates, read without the tokenizer, which takes seconds to
+        load."""
         stored = self.checkpoint / "chat_template.jinja"
         apart = stored.read_text(encoding="utf-8") if stored.is_file() else ""
         return apart + str(
@@ -306,7 +306,7 @@ class Text:
         return b"".join(self.pieces[t] for t in tokens if t not in self.special)
 
     def _tail(self, tokens: Sequence[int]) -> bytes:
-        """The last bytes of a text: as many as decide what comes next."""
+        """The last bytes of a text, enough to hold an incomplete character."""
         tail = b""
         for token in reversed(tokens):
             if len(tail) >= _CHARACTER_BYTES:
@@ -315,7 +315,7 @@ class Text:
         return tail
 
     def _named_token(self, token: str) -> int | None:
-        """The id of a token that the tokenizer's settings name."""
+        """The id of a token that ``tokenizer_config.json`` names; None if it names none."""
         setting = _read_json(self.checkpoint / "tokenizer_config.json").get(token)
         name = setting.get("content") if isinstance(setting, dict) else setting
         return None if name is None else self._backend.token_to_id(name)
@@ -347,7 +347,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _with_words(value: Any, change: Callable[[str], str]) -> Any:
-    """A message or a tool with all texts in it changed, but for the names of fields."""
+    """A message or a tool with ``change`` applied to all its texts, but not to field names."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""The bytes that tokens stand for, by their names and by what a tokenizer does to a text."""
+"""The bytes that tokens stand for, by their names and by a tokenizer's normalisation."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>\Z")
 SHRINKING: Mapping[str, int] = {"Prepend": 1, "Replace": 1, "NFC": 3, "NFKC": 12, "NFD": 1}
-"""By which factor a normaliser may shorten a text at most. Hangul's letters join to a third, a
-styled letter of four bytes may stand for one of one byte."""
+"""The largest factor by which a normaliser may shorten a text. Hangul letters join to a third; a
+styled letter of four bytes may become a letter of one byte."""
 KEEPING = frozenset({"ByteLevel", "Metaspace", "Digits"})
 CUTTING = frozenset({"Split", "Punctuation"})
-"""These keep all of a text unless they are told to remove what they find."""
+"""Pre-tokenizers that keep all of a text unless they are set to remove their matches."""
 
 
 def _byte_alphabet() -> dict[str, int]:
@@ -40,11 +40,11 @@ def spell_sentencepiece(name: str) -> bytes:
 
 
 def most_bytes_a_token(tokenizer: Mapping[str, Any], pieces: Iterable[bytes]) -> int | None:
-    """How many bytes of a text one token may stand for at most: what is too long need not be
-    tokenised. By a ``tokenizer.json``'s content and the bytes each id stands for; None: not known.
+    """The most bytes of a text that one token may stand for, so that a text that is too long need
+    not be tokenised; None if not known. ``tokenizer``: a ``tokenizer.json``'s content.
 
-    Only where that is certain: every byte of a text must come into some token's piece, or into one
-    that a normal form makes shorter by a known factor.
+    It is known only if every byte of a text ends up in some token's piece, shortened by a
+    normaliser by a known factor at most.
     """
     model = tokenizer.get("model") or {}
     steps = list(_steps(tokenizer.get("pre_tokenizer"), "pretokenizers"))
@@ -64,7 +64,7 @@ def most_bytes_a_token(tokenizer: Mapping[str, Any], pieces: Iterable[bytes]) ->
 
 
 def _steps(part: Mapping[str, Any] | None, name: str) -> Iterator[Mapping[str, Any]]:
-    """The steps of a part of a tokenizer, which may be a sequence of sequences."""
+    """The steps of a part of a tokenizer; nested sequences are flattened."""
     if part is None:
         return
     if part["type"] == "Sequence":
@@ -75,7 +75,7 @@ def _steps(part: Mapping[str, Any] | None, name: str) -> Iterator[Mapping[str, A
 
 
 def _lengthens(step: Mapping[str, Any]) -> bool:
-    """Whether a replacement is no shorter than what it is put for."""
+    """Whether a step replaces nothing, or a fixed string by one that is no shorter."""
     if step["type"] != "Replace":
         return True
     pattern = step["pattern"].get("String")

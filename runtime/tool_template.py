@@ -1,4 +1,4 @@
-"""What a chat template does with tools, found by what it renders."""
+"""Finds out what a chat template does with tools, from what it renders."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ _BARE = rf'\{{\s*"name":\s*"{_NAME}",\s*"(arguments|parameters)":\s*\{{'
 @dataclass(frozen=True, slots=True)
 class ToolTemplate:
     """``tools``: it tells the model which tools there are; ``calls``: it renders earlier calls;
-    ``results``: it renders what a tool has told. ``form``: how it renders calls, and so how the
-    model writes them; None: not at all, or as nothing here reads."""
+    ``results``: it renders the results of tools. ``form``: how it renders calls, and so how the
+    model writes them; None: it does not, or in a form that cannot be read here."""
 
     tools: bool = False
     calls: bool = False
@@ -53,8 +53,8 @@ class ToolTemplate:
 
 
 def read_tool_template(render: Render) -> ToolTemplate:
-    """What a template does, by a conversation with a call; ``render`` may raise whatever templates
-    raise of what they were not written for."""
+    """Find out what a template does, by rendering a conversation with a call; ``render`` may raise
+    what templates raise for input that they were not written for."""
     question = _rendered(render, _QUESTION)
     call, answer = _rendered(render, _WITH_CALL), _rendered(render, _WITH_RESULT)
     return ToolTemplate(

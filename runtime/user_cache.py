@@ -1,4 +1,4 @@
-"""Where what is made once on this machine is kept: compiled functions, converted checkpoints."""
+"""The folder for files made once on this machine: compiled functions, converted checkpoints."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pathlib import Path
 
 
 def user_cache() -> Path:
-    """``$XDG_CACHE_HOME/hedgerow`` or ``~/.cache/hedgerow``, made if need be; nobody else writes
-    there. For want of one a folder of this process's, which ends with it."""
+    """``$XDG_CACHE_HOME/hedgerow`` or ``~/.cache/hedgerow``, made if need be, owned by the user.
+    If there can be none, a temporary folder that is removed when this process ends."""
     home = os.environ.get("XDG_CACHE_HOME")
     with suppress(OSError, RuntimeError):  # nowhere to write, or no home
         folder = (Path(home) if home else Path.home() / ".cache") / "hedgerow"

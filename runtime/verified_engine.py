@@ -1,4 +1,4 @@
-"""An engine whose rewards a verifier gives, or takes its share in."""
+"""An engine whose rewards come from a verifier, or are multiplied by a verifier's numbers."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from search.tree import round_reward
 
 
 async def start_verifier(options: VerifierOptions) -> Verifier:
-    """Raises ValueError naming what is wrong with it."""
+    """Start the verifier that the options name. Raises ValueError naming what is wrong with it."""
     if options.name.startswith(URLS):
         return VerifierEndpoint(options)
     return await PythonVerifier.start(options)
 
 
 class VerifiedEngine(EngineWrapper):
-    """Rewards are the verifier's numbers where it is ``alone``, else the engine's own times these.
+    """Rewards are the verifier's numbers if it is ``alone``, else the engine's rewards times these.
 
-    A call that fails is its search's error; others go on.
+    A call that fails is an error of its search only.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class VerifiedEngine(EngineWrapper):
         alone: bool,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Both are this one's to close. ``clock``: seconds, for what is counted."""
+        """Closes both in the end. ``clock``: in seconds, to measure calls."""
         super().__init__(engine)
         self._verifier = verifier
         self._alone = alone
@@ -47,7 +47,7 @@ class VerifiedEngine(EngineWrapper):
 
     @property
     def capabilities(self) -> Capabilities:
-        """The engine's; what it promises of trees holds with a pure verifier alone."""
+        """The engine's; ``exact`` and ``seeded`` hold only with a pure verifier."""
         able, pure = self._engine.capabilities, self._verifier.pure
         return replace(
             able,
@@ -65,7 +65,7 @@ class VerifiedEngine(EngineWrapper):
         question: str,
         trajectories: Sequence[Trajectory],
     ) -> list[float]:
-        """One reward in [0, 1] a trajectory, rounded as rewards are. Raises VerifierFailed, too."""
+        """One reward in [0, 1] a trajectory, rounded as rewards are. May raise VerifierFailed."""
         verifier_rewards = self._judge(question, trajectories)
         if self._alone:
             return await verifier_rewards
@@ -74,7 +74,7 @@ class VerifiedEngine(EngineWrapper):
         return [round_reward(r * f) for r, f in zip(rewards, factors, strict=True)]
 
     async def usage(self) -> Usage:
-        """The engine's, and what the verifier was asked."""
+        """The engine's usage, with counts of the verifier's calls, failures and seconds."""
         usage = await super().usage()
         totals = replace(
             usage.totals,
@@ -85,7 +85,7 @@ class VerifiedEngine(EngineWrapper):
         return replace(usage, totals=totals)
 
     async def close(self) -> None:
-        """End both."""
+        """Close the verifier and the engine."""
         await self._verifier.close()
         await self._engine.close()
 

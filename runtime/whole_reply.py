@@ -1,4 +1,4 @@
-"""What an outcome model reads: the question, the whole reply, and what ends a reply."""
+"""The path that an outcome model reads: the question, the whole reply, and what ends a reply."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from search.engine import Trajectory
 
 @dataclass(frozen=True, slots=True)
 class WholeReply:
-    """A finished reply as the conversation that its model was trained on, read after its end.
+    """A finished reply as the kind of conversation its model was trained on, read at its end.
 
-    The reply is tokenised as one text, so that two replies share the question's ids alone.
+    The reply is tokenised as one text, so that two replies share only the question's ids.
     """
 
     form: RewardFormat
     text: Text
 
     def opening(self, prompt: Sequence[int], question: str, spelt: Spelt) -> Ids:
-        """The question as the format puts it."""
+        """The ids of the format's opening with the question in it."""
         return OwnIds(self.form, self.text, None).opening(prompt, question, spelt)
 
     def path(
         self, prompt: Sequence[int], question: str, trajectory: Trajectory, spelt: Spelt
     ) -> Ids:
-        """Opening, reply, closing."""
+        """The ids of opening, reply and closing."""
         reply = self.text.plain("".join(trajectory.texts).strip())
         reply_ids = self.text.encode_after(reply + self.form.closing)
         return (*self.opening(prompt, question, spelt), *reply_ids)

@@ -17,25 +17,25 @@ from search.engine import EmbeddingMissing
 log = logging.getLogger(__name__)
 
 BATCH = 16
-"""Texts that are read at once."""
+"""Most texts in one forward pass."""
 MULTIPLE = 16
-"""Every text is padded to a multiple of so many tokens, whether it is read alone or beside others:
-one length, one order of its sums."""
+"""Every text is padded to a multiple of so many tokens, alone or in a batch: with the same length
+its sums have the same order."""
 _STEPS = {"Transformer", "Pooling", "Normalize"}
 _POOLINGS = ("mean", "cls")
 _SENTENCES = "sentence_bert_config.json"
-"""Where sentence-transformers keeps how much of a text it reads: less than the model could."""
+"""sentence-transformers' file with the most tokens it reads of a text, often below the model's."""
 _POSITIONS = "max_position_embeddings"
 
 
 class Encoder:
     """A Hugging Face encoder in a folder, with or without the files of sentence-transformers.
 
-    The mean of the last hidden states is the vector, or the first one where ``1_Pooling`` says so.
+    The vector is the mean of the last hidden states, or the first one if ``1_Pooling`` says so.
     """
 
     def __init__(self, checkpoint: str | Path) -> None:
-        """Raises ValueError for a folder that holds no encoder, or one with layers of its own."""
+        """Raises ValueError for a folder without an encoder, or with unsupported layers."""
         folder = Path(checkpoint)
         if not (folder / "config.json").is_file():
             raise ValueError(f"encoder: {checkpoint}; a folder with a config.json is needed")
@@ -53,8 +53,8 @@ class Encoder:
         self.batch = self._checked_batch()
 
     def embed_texts(self, texts: Sequence[str]) -> list[tuple[float, ...]]:
-        """A vector a text, its bits whatever it is read beside; what exceeds the length that the
-        encoder reads is left out.
+        """A vector a text, with the same bits in every batch; what exceeds the encoder's length is
+        left out.
 
         Raises EmbeddingMissing if the model fails.
         """
@@ -76,7 +76,7 @@ class Encoder:
         return [vectors[i] for i in range(len(ids))]
 
     def _alike(self, ids: Sequence[Sequence[int]]) -> Iterator[tuple[int, list[int]]]:
-        """Padded lengths, and the places of the texts that have them."""
+        """Padded lengths, each with the places of the texts that have it."""
         places: dict[int, list[int]] = defaultdict(list)
         for place, text_ids in enumerate(ids):
             padded = -(-len(text_ids) // MULTIPLE) * MULTIPLE
@@ -84,7 +84,7 @@ class Encoder:
         yield from places.items()
 
     def _read(self, ids: Sequence[Sequence[int]], length: int) -> list[tuple[float, ...]]:
-        """One pass over texts of one padded length."""
+        """One forward pass over texts of one padded length."""
         padded = torch.full((len(ids), length), self._tokenizer.pad_token_id or 0)
         mask = torch.zeros_like(padded)
         for row, text_ids in enumerate(ids):
@@ -99,7 +99,7 @@ class Encoder:
         return [tuple(vector.tolist()) for vector in pooled]
 
     def _checked_batch(self) -> int:
-        """``BATCH`` where a text then has the bits that it has alone, as seen here; else 1."""
+        """``BATCH`` if a trial's texts have the same bits in a batch as alone; else 1."""
         words = range(1, 1 + min(self._longest - 1, 3 * MULTIPLE // 2))
         ids = [list(words[: len(words) - row % 8]) for row in range(BATCH)]
         if self._vectors(ids, BATCH) == self._vectors(ids, 1):
@@ -109,7 +109,7 @@ class Encoder:
 
 
 def _pooling(folder: Path) -> str:
-    """``mean`` or ``cls``. Raises ValueError naming what the folder asks for beyond these."""
+    """``mean`` or ``cls``. Raises ValueError naming layers or poolings that are not supported."""
     for module in _read_json(folder / "modules.json", []):
         kind = str(module["type"]).rpartition(".")[2]
         if kind not in _STEPS:

@@ -14,7 +14,7 @@ from search.engine import EmbeddingMissing
 
 @dataclass(frozen=True, slots=True)
 class EndpointOptions:
-    """``url``: whole, such as ``http://127.0.0.1:8080/v1/embeddings``. ``model``: its name there.
+    """``url``: in full, such as ``http://127.0.0.1:8080/v1/embeddings``. ``model``: its name there.
 
     ``key`` is sent as a bearer token. ``seconds``: most time for an answer.
     """
@@ -26,7 +26,7 @@ class EndpointOptions:
 
 
 class Endpoint:
-    """Asks for all texts in one request. What comes back is outside the promise of exactness."""
+    """Sends all texts in one request. Its vectors are not covered by the promise of exactness."""
 
     def __init__(self, options: EndpointOptions) -> None:
         """No connection is made yet."""
@@ -44,7 +44,7 @@ class Endpoint:
         inputs = [text.strip() or "." for text in texts]
         body = {"model": self._options.model, "input": inputs, "encoding_format": "float"}
         try:
-            async with asyncio.timeout(self._options.seconds):  # httpx's own is for each byte anew
+            async with asyncio.timeout(self._options.seconds):  # httpx's restarts at each byte
                 answer = await self._client.post(self._options.url, json=body)
             answer.raise_for_status()
             vectors = _vectors(answer.json())
@@ -67,7 +67,7 @@ class Endpoint:
         return vectors
 
     async def close(self) -> None:
-        """End the connections."""
+        """Close the connections."""
         await self._client.aclose()
 
 

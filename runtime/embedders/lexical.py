@@ -42,6 +42,6 @@ def embed_texts(texts: Sequence[str]) -> list[tuple[float, ...]]:
 
 
 def _mix(words: np.ndarray) -> np.ndarray:
-    """Every bit of a 64-bit word spread over all of them."""
+    """Mix 64-bit words so that each bit of a word affects all of its bits."""
     words = (words ^ (words >> np.uint64(32))) * _FACTOR
     return words ^ (words >> np.uint64(29))

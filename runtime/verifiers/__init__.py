@@ -1,1 +1,1 @@
-"""Verifiers of one's own: a Python function or an HTTP endpoint that the operator names."""
+"""Verifiers that the operator names: a Python function or an HTTP endpoint."""

@@ -1,7 +1,7 @@
-"""A verifier that is a Python function, run in processes of its own.
+"""A verifier that is a Python function, run in separate processes.
 
-So a call that hangs is ended, one that crashes takes nothing along, and none holds the server up,
-whatever it computes. Processes are started when they are needed and kept.
+So a call that hangs can be ended, a crash harms nothing else, and no call blocks the server.
+Processes are started when they are needed and reused.
 """
 
 from __future__ import annotations
@@ -27,32 +27,32 @@ from runtime.verifiers.verifier_worker import LENGTH, frame
 from search.engine import VerifierFailed
 
 START_SECONDS = 60.0
-"""For a process to have imported the function's module."""
+"""Most seconds for a process to import the function's module."""
 END_SECONDS = 1.0
-"""For a process whose input has ended; one that computes outside of Python may not notice."""
+"""Most seconds for a process to exit after its input ends; native code may not notice that."""
 MOST_BYTES = 1 << 24
-"""Of an answer."""
+"""Most bytes of an answer."""
 _END_ERRORS = (asyncio.IncompleteReadError, ConnectionError, ValueError)
-"""What is met at a process that ends meanwhile, or says what is no answer."""
+"""Errors met when a process ends during a call or gives an invalid answer."""
 
 
 class VerifierProcess:
-    """One process, asked one thing at a time."""
+    """A process that answers one call at a time."""
 
     def __init__(self, process: Process, about: dict[str, Any]) -> None:
-        """``about``: what it has told of the function."""
+        """``about``: what the process has said about the function."""
         self.about = about
         self._process = process
 
     @classmethod
     async def start(cls, name: str) -> VerifierProcess:
-        """Raises ValueError with why it does not start."""
+        """Start a process for the function. Raises ValueError with why it does not start."""
         script = Path(verifier_worker.__file__)
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", str(script), name, json.dumps(sys.path)),
             stdin=PIPE,
             stdout=PIPE,
-            start_new_session=True,  # a Ctrl-C in the terminal is the server's to hear
+            start_new_session=True,  # Ctrl-C in the terminal is for the server only
         )
         worker = cls(process, {})
         try:
@@ -71,16 +71,16 @@ class VerifierProcess:
         return worker
 
     async def ask(self, batch: Sequence[Judged]) -> Any:
-        """Its answer. Raises one of ``_ENDED`` if the process ends."""
+        """The process's answer. Raises one of ``_END_ERRORS`` if the process ends."""
         assert self._process.stdin is not None, "started with its input in a pipe"
         self._process.stdin.write(frame(batch))
         await self._process.stdin.drain()
         return await self._receive()
 
     async def end(self) -> int:
-        """How it ended; it is ended now if it was not.
+        """End the process if it still runs; returns its exit status.
 
-        It ends with its input. Killed while it does, how it ended would be lost.
+        It exits when its input ends. Killing it at once would lose its own status.
         """
         assert self._process.stdin is not None, "started with its input in a pipe"
         self._process.stdin.close()
@@ -100,7 +100,7 @@ class VerifierProcess:
 
 
 class PythonVerifier:
-    """The function behind a number of processes."""
+    """A function that runs in up to ``options.processes`` processes at once."""
 
     def __init__(self, options: VerifierOptions, first: VerifierProcess) -> None:
         self.pure = options.pure or first.about["pure"]
@@ -113,7 +113,7 @@ class PythonVerifier:
 
     @classmethod
     async def start(cls, options: VerifierOptions) -> PythonVerifier:
-        """Raises ValueError naming what is wrong with the function."""
+        """Start the first process. Raises ValueError naming what is wrong with the function."""
         try:
             first = await VerifierProcess.start(_function(options))
         except ValueError as error:
@@ -123,8 +123,8 @@ class PythonVerifier:
     async def verify(self, batch: Sequence[Judged]) -> list[float]:
         """A number in [0, 1] for each, rounded. Raises VerifierFailed.
 
-        The time limit is that of the call itself: waiting for a process does not count. Who leaves
-        meanwhile leaves the call to its end, so that the process can be asked again.
+        The time limit is for the call itself: waiting for a process does not count. If the caller
+        is cancelled, the call still runs to its end, so that its process can be used again.
         """
         call = asyncio.create_task(self._call(batch))
         self._calls.add(call)
@@ -174,6 +174,6 @@ def _function(options: VerifierOptions) -> str:
 
 
 def _retrieve(call: asyncio.Task[list[float]]) -> None:
-    """An error that nobody waits for any more is no news."""
+    """Retrieve a call's error, so that asyncio does not log one that nobody waits for."""
     if not call.cancelled():
         call.exception()

@@ -1,13 +1,13 @@
-"""A verifier that is bundled: whether the arithmetic that a step states is right.
+"""A bundled verifier: whether the arithmetic that a step states is right.
 
-``30 - 6 = 24`` is, ``9 / 4 = 3`` is not, a step that states none has nothing wrong with it. Each
+``30 - 6 = 24`` is right, ``9 / 4 = 3`` is wrong, and a step that states none counts as right. Each
 ``=`` between two expressions of numbers, one of which has an operator, is checked with exact
-fractions; what might mean something else (variables, units amid a sum, roots, percentages, ``half
-of 10 + 2``) is left alone, since a wrong verdict would cost a right branch. A stated decimal
-fraction may be a value rounded that has no end: ``10 / 3 = 3.33``.
+fractions. What might mean something else (variables, units amid a sum, roots, percentages, ``half
+of 10 + 2``) is not checked, because a wrong verdict would cost a right branch. A stated decimal
+fraction may be the rounded value of one without an end: ``10 / 3 = 3.33``.
 
 Nothing is evaluated as code. Numbers and powers have bounded sizes, nesting is a stack, and the
-work is linear in the text's length, whatever it holds.
+work is linear in the text's length.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 MOST_DIGITS = 40
-"""Of a number that is checked."""
+"""Most characters of a number that is checked."""
 MOST_BITS = 512
-"""Of a numerator or denominator on the way."""
+"""Most bits of a numerator or denominator in between."""
 
 _FRACTION = re.compile(r"\\[dt]?frac\{([^{}]{1,80})\}\{([^{}]{1,80})\}")
 _WRAPPED = re.compile(r"\\(?:text|textbf|mathrm|mathbf|mbox|boxed)\{([^{}]{0,200})\}")
@@ -69,7 +69,7 @@ _CHANGES_WHAT_PRECEDES = frozenset(
 
 
 class Number(NamedTuple):
-    """A number as it is written; ``places``: digits after its point."""
+    """A number in the text; ``places``: digits after its decimal point."""
 
     value: Fraction
     places: int
@@ -84,11 +84,11 @@ class Token(NamedTuple):
 
 
 class Unreadable(Exception):
-    """An expression is none of numbers alone, or too large."""
+    """An expression has more than numbers and operators, or is too large."""
 
 
 def verify(batch: Sequence[Mapping[str, Any]]) -> list[float]:
-    """1.0 or 0.0 for the last of each one's ``steps``: 0.0 where something it states is wrong."""
+    """1.0 or 0.0 for the last of each path's ``steps``: 0.0 if an equation in it is wrong."""
     return [0.0 if states_a_wrong_one(path["steps"][-1]) else 1.0 for path in batch]
 
 
@@ -111,8 +111,8 @@ def _without_markup(text: str) -> str:
 
 
 def _tokens(text: str) -> Iterator[Token]:
-    """Parentheses are those that group: one after a value with a space between opens a remark, and
-    one that closes nothing ends it."""
+    """The tokens of a text, with parentheses only where they group: one that follows a value after
+    a space begins a remark and is a gap, as is one that closes nothing."""
     depth, before, end = 0, Token("|"), -1
     for match in _TOKEN.finditer(text):
         kind = str(match.lastgroup)
@@ -139,7 +139,7 @@ def _token(kind: str, text: str) -> Token:
 
 
 def _number(text: str) -> Number | None:
-    """None for what is no plain number (a date, a time, a European fraction) or a huge one."""
+    """A number; None for what is not a plain one (a date, a time, a decimal comma) or too long."""
     if len(text) > MOST_DIGITS or not _PLAIN_NUMBER.fullmatch(text):
         return None
     plain = text.replace(",", "")
@@ -161,7 +161,7 @@ def _equations(tokens: Iterator[Token]) -> Iterator[list[list[Token]]]:
 
 
 def _after_words(side: list[Token]) -> list[Token]:
-    """What stands before an ``=``, from the side's last word on; empty if it may mean else."""
+    """The part of a side before an ``=`` that follows its last word; empty if it is ambiguous."""
     words = _words(side)
     if words is None or (words and side[words[-1]].content in _CHANGES_WHAT_FOLLOWS):
         return []
@@ -169,7 +169,7 @@ def _after_words(side: list[Token]) -> list[Token]:
 
 
 def _before_words(side: list[Token]) -> list[Token]:
-    """What stands after an ``=``, up to the side's first word; empty if it may mean else."""
+    """The part of a side after an ``=`` up to its first word; empty if it is ambiguous."""
     words = _words(side)
     if words is None or (words and side[words[0]].content in _CHANGES_WHAT_PRECEDES):
         return []
@@ -177,8 +177,8 @@ def _before_words(side: list[Token]) -> list[Token]:
 
 
 def _words(side: list[Token]) -> list[int] | None:
-    """Where a side has words; None if it is not understood: something unknown, or a word that an
-    operator takes for a number."""
+    """The places of a side's words; None if it is not understood: if it has an unknown token, or a
+    word next to an operator."""
     kinds = "".join(token.kind for token in side)
     if "?" in kinds or "wo" in kinds or "ow" in kinds:
         return None
@@ -186,7 +186,7 @@ def _words(side: list[Token]) -> list[int] | None:
 
 
 def _differ(left: list[Token], right: list[Token]) -> bool:
-    """Whether two sides are expressions of numbers that are not equal; one has an operator."""
+    """Whether two sides are numeric expressions, one of them with an operator, of unequal value."""
     left, right = _balanced(left), _balanced(right)
     if not any(token.kind == "o" for side in (left, right) for token in side[1:]):
         return False
@@ -200,7 +200,7 @@ def _differ(left: list[Token], right: list[Token]) -> bool:
 
 
 def _rounds(value: Fraction, stated: list[Token]) -> bool:
-    """Whether a side states a decimal fraction that is a value without an end, rounded."""
+    """Whether a side is a decimal fraction that rounds ``value``, which has no finite decimals."""
     number = stated[-1].content
     literal = len(stated) - (stated[0] == Token("o", "-")) == 1
     if not literal or not isinstance(number, Number) or not number.places:
@@ -210,7 +210,7 @@ def _rounds(value: Fraction, stated: list[Token]) -> bool:
 
 
 def _balanced(side: list[Token]) -> list[Token]:
-    """A side without the parentheses that go around the whole equation."""
+    """A side without unmatched parentheses at its ends, which enclose the whole equation."""
     kinds = [token.kind for token in side]
     extra = kinds.count("(") - kinds.count(")")
     if extra > 0 and kinds[:extra] == ["("] * extra:
@@ -221,7 +221,7 @@ def _balanced(side: list[Token]) -> list[Token]:
 
 
 def _value(side: list[Token]) -> Fraction:
-    """Of an expression. Raises Unreadable and ZeroDivisionError."""
+    """The value of an expression. Raises Unreadable and ZeroDivisionError."""
     values: list[Fraction] = []
     signs: list[str] = []
     wants_value = True
@@ -252,7 +252,7 @@ def _value(side: list[Token]) -> Fraction:
 
 
 def _work_off(values: list[Fraction], signs: list[str], least: int) -> None:
-    """Apply the signs on the stack that bind at least so closely."""
+    """Apply the signs on top of the stack whose precedence is at least ``least``."""
     while signs and _BINDS[signs[-1]] >= least:
         sign = signs.pop()
         right = values.pop()

@@ -1,7 +1,7 @@
-"""What a verifier is: numbers for steps, by whatever the operator likes.
+"""What a verifier is: code of the operator's choice that gives numbers for steps.
 
-It is asked once a round, with a list that has for each path the question and the steps down to the
-one that is judged; and answers with as many numbers in [0, 1].
+It is called once a round, with a list that holds for each path the question and the steps down to
+the one that is judged; it answers with one number in [0, 1] for each.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ URLS = ("http://", "https://")
 
 
 class Judged(TypedDict):
-    """A path: the user's own words, and the texts of its steps, of which the last is judged."""
+    """A path: the user's question, and the texts of its steps, of which the last is judged."""
 
     question: str
     steps: list[str]
@@ -28,10 +28,10 @@ class Judged(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class VerifierOptions:
-    """``name``: a bundled one's, ``module:function``, or a URL. ``seconds``: most time for a call.
+    """``name``: of a bundled verifier, ``module:function``, or a URL. ``seconds``: limit of a call.
 
-    ``processes``: calls of a Python function that run at once, each in a process of its own.
-    ``pure``: its numbers follow from what it is given alone; a function may say so itself.
+    ``processes``: calls of a Python function that run at once, each in its own process.
+    ``pure``: its numbers depend only on its input; a function may say so itself.
     ``key`` is sent to a URL as a bearer token.
     """
 
@@ -43,12 +43,12 @@ class VerifierOptions:
 
 
 class Verifier(Protocol):
-    """A verifier that runs. ``fingerprint`` names what its numbers depend on, as far as that is
+    """A running verifier. ``fingerprint`` identifies what its numbers depend on, as far as that is
     known."""
 
     @property
     def pure(self) -> bool:
-        """Whether its numbers follow from what it is given alone."""
+        """Whether its numbers depend only on its input."""
         ...
 
     @property
@@ -61,12 +61,12 @@ class Verifier(Protocol):
         ...
 
     async def close(self) -> None:
-        """End what was started for it."""
+        """End its processes or connections."""
         ...
 
 
 def must_be_scores(answer: Any, count: int) -> list[float]:
-    """A verifier's answer, rounded as rewards are. Raises VerifierFailed naming what is wrong."""
+    """A verifier's answer, checked, and rounded as rewards are. Raises VerifierFailed saying why."""
     if not isinstance(answer, list):
         raise VerifierFailed(f"the verifier gave {type(answer).__name__}; a list is needed")
     if len(answer) != count:

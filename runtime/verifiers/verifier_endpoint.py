@@ -13,12 +13,12 @@ from runtime.verifiers.verifier import Judged, VerifierOptions, fingerprint_of, 
 from search.engine import VerifierFailed
 
 MOST_BYTES = 1 << 20
-"""Of an answer."""
+"""Most bytes of an answer."""
 
 
 class VerifierEndpoint:
     """``POST`` of ``{"inputs": [{"question": ..., "steps": [...]}, ...]}``, answered with
-    ``{"scores": [...]}``. Errors do not name the address, which clients have no business with."""
+    ``{"scores": [...]}``. Errors do not name the address, because clients see them."""
 
     def __init__(self, options: VerifierOptions) -> None:
         """No connection is made yet."""
@@ -33,7 +33,7 @@ class VerifierEndpoint:
         """A number in [0, 1] for each, rounded. Raises VerifierFailed."""
         message = f"the verifier gave no answer within {self._seconds:g} s"
         try:
-            async with asyncio.timeout(self._seconds):  # httpx's own is for each byte anew
+            async with asyncio.timeout(self._seconds):  # httpx's restarts at each byte
                 answer = await self._post({"inputs": list(batch)})
         except (TimeoutError, httpx.TimeoutException):
             raise VerifierFailed(message) from None
@@ -50,7 +50,7 @@ class VerifierEndpoint:
         return must_be_scores(answer["scores"], len(batch))
 
     async def close(self) -> None:
-        """End the connections."""
+        """Close the connections."""
         await self._client.aclose()
 
     async def _post(self, body: dict[str, Any]) -> Any:

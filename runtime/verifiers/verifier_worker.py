@@ -1,9 +1,9 @@
-"""A process that runs one Python verifier; it imports nothing of the house.
+"""A process that runs one Python verifier; it imports nothing else of Hedgerow.
 
 ``verifier_worker.py MODULE:FUNCTION PATHS``: frames of JSON come on standard input and go to
-standard output, each after its length in four bytes; the first that goes says what was loaded.
-``PATHS``, as JSON: where modules are looked for, before the working directory. What the verifier
-prints goes to standard error. The process ends with its input, whatever runs then.
+standard output, each after its length in four bytes; the first one sent says what was loaded.
+``PATHS``, as JSON: where modules are searched, before the working directory. What the verifier
+prints goes to standard error. The process exits when its input ends, even during a call.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LENGTH = struct.Struct(">I")
 
 
 def read_frame(source: BinaryIO) -> Any:
-    """Raises EOFError where there is none."""
+    """The content of the next frame. Raises EOFError at the end of the input."""
     head = source.read(LENGTH.size)
     if len(head) < LENGTH.size:
         raise EOFError
@@ -36,13 +36,13 @@ def read_frame(source: BinaryIO) -> Any:
 
 
 def frame(content: Any) -> bytes:
-    """As it is sent."""
+    """The bytes of a frame: the length of the JSON in four bytes, and the JSON."""
     body = json.dumps(content).encode()
     return LENGTH.pack(len(body)) + body
 
 
 def load(name: str) -> tuple[Callable[[Any], Any], dict[str, Any]]:
-    """The function, and what is told of it: whether it is pure, and its file's hash."""
+    """Import the function; returns it, whether it is pure, and a hash of its file."""
     module_name, _, path = name.partition(":")
     module = importlib.import_module(module_name)
     function = attrgetter(path)(module)
@@ -58,7 +58,7 @@ def load(name: str) -> tuple[Callable[[Any], Any], dict[str, Any]]:
 
 
 def main(name: str, paths: str) -> None:
-    """Answer until the input ends."""
+    """Load the function, then answer calls until the input ends."""
     requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
@@ -70,7 +70,7 @@ def main(name: str, paths: str) -> None:
 
     try:
         function, about = load(name)
-    except BaseException as error:  # whatever the module does when it is imported
+    except BaseException as error:  # anything the module raises at import
         log.exception("%s cannot be loaded", name)
         tell({"error": f"{type(error).__name__}: {error}"})
         return
@@ -82,7 +82,7 @@ def main(name: str, paths: str) -> None:
 
 
 def _receive(requests: BinaryIO, batches: SimpleQueue[Any]) -> None:
-    """Nobody is left to answer to where the input ends, however long a call still takes."""
+    """Queue batches from the input; at its end exit at once, even during a call."""
     try:
         while True:
             batches.put(read_frame(requests))
@@ -93,7 +93,7 @@ def _receive(requests: BinaryIO, batches: SimpleQueue[Any]) -> None:
 def _answer(function: Callable[[Any], Any], batch: Any) -> dict[str, Any]:
     try:
         return {"scores": [float(score) for score in function(batch)]}
-    except Exception as error:  # a verifier's fault is that call's answer
+    except Exception as error:  # a fault is that call's answer only
         log.exception("the verifier failed at a call")
         return {"error": type(error).__name__}
 
