@@ -1,4 +1,4 @@
-"""Samples steps on the policy's servers: a request a branch, all of a round at once."""
+"""Samples steps on the policy's servers: one request a branch, all of a round at once."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from search.engine import Branch, EngineError, Sampling, Step
 
 
 class CompletionSampler(PolicySampler[OpenaiSearch, CompletionServer]):
-    """What the servers cache they decide themselves; requests of a tree say by routing headers that
-    they belong together.
+    """Draws steps on servers that decide themselves what they cache; routing headers tell routers
+    which requests belong to one tree.
     """
 
     async def expand(
@@ -30,7 +30,7 @@ class CompletionSampler(PolicySampler[OpenaiSearch, CompletionServer]):
     async def sample(
         self, search: OpenaiSearch, branches: Sequence[Branch], sampling: Sampling
     ) -> list[StepCompletion]:
-        """As ``expand``, what was drawn itself; none of it joins the search's paths."""
+        """``expand``, but returns the drawn steps, which are not added to the search's paths."""
         if not branches:
             return []
         stops = self._stops_of(branches, sampling)
@@ -42,13 +42,13 @@ class CompletionSampler(PolicySampler[OpenaiSearch, CompletionServer]):
     async def sum_logprobs(
         self, search: OpenaiSearch, paths: Sequence[Path], start: int
     ) -> list[tuple[float, int]]:
-        """Of each path's tokens from position ``start`` on: the sum of their log-probabilities, and
-        how many they are."""
+        """For each path: the sum of the log-probabilities of its tokens from position ``start`` on,
+        and the number of these tokens."""
         reads = [self._read(search, path, start) for path in paths]
         return await search.together(reads)
 
     async def _draw(self, search: OpenaiSearch, step: StepCompletion) -> None:
-        """The step to its end."""
+        """Draw a step to its end, in as many requests as it takes."""
 
         async def ask(server: CompletionServer) -> None:
             search.on(server)
@@ -64,7 +64,7 @@ class CompletionSampler(PolicySampler[OpenaiSearch, CompletionServer]):
             await self.fleet.ask(search.tree, search.prompt, ask)
 
     async def _read(self, search: OpenaiSearch, path: Path, start: int) -> tuple[float, int]:
-        """A path's own log-probabilities, which vLLM tells with one more token drawn."""
+        """Sum a path's own log-probabilities, which vLLM returns if one more token is drawn."""
 
         async def ask(server: CompletionServer) -> Json:
             search.on(server)
@@ -86,8 +86,8 @@ class CompletionSampler(PolicySampler[OpenaiSearch, CompletionServer]):
     def _count(
         self, search: OpenaiSearch, server: CompletionServer, prefix: Path, answer: Json
     ) -> None:
-        """What a request has cost that read a prefix; where the server does not tell what was
-        cached, that is what was read before."""
+        """Count the cost of a request that read a prefix; a server that does not say how much was
+        cached is taken to have cached what it read before."""
         cached_before = prefix in search.cached_paths
         cached = cached_tokens(answer)
         if cached is None:

@@ -21,9 +21,9 @@ CONFIG = "vllm:cache_config"
 class CompletionServer(RemoteServer):
     """A server, asked under ``/v1`` of its URL.
 
-    ``model``: its name there; ``context``: most tokens, 0 where it does not say; ``block``: so many
-    tokens are cached together; ``vllm``: that is what it is; ``dialect``: how a policy's speaks.
-    ``try_out`` finds out what a server can that has just been met, and may raise WrongServer.
+    ``model``: its name there; ``context``: most tokens, 0 if the server does not say; ``block``:
+    tokens of a cache block; ``vllm``: whether it is vLLM; ``dialect``: of a policy's server.
+    ``try_out`` finds out what a server can do when it is met, and may raise WrongServer.
     """
 
     def __init__(
@@ -36,8 +36,8 @@ class CompletionServer(RemoteServer):
         *,
         setting: str,
     ) -> None:
-        """``name``: of the model there, None for the only one; ``setting``: what names it, for
-        errors; ``headers``: of every request."""
+        """``name``: of the model there, None for the only one; ``setting``: the setting that holds
+        it, for errors; ``headers``: of every request."""
         super().__init__(url.rstrip("/").removesuffix("/v1"), times, headers)
         self.model = name or ""
         self.context = 0
@@ -49,14 +49,14 @@ class CompletionServer(RemoteServer):
         self._try_out = try_out
 
     async def ask(self, path: str, body: Json) -> Json:
-        """The answer to a request for the model. Raises ReplicaLost; EngineError with what is
+        """The answer to a request for the model. Raises ReplicaLost, and EngineError saying what is
         wrong."""
         return await self._post(path, {"model": self.model, **body})
 
     async def meet(self) -> None:
-        """Learn what the server serves, and how it speaks.
+        """Learn what the server serves and what its answers hold.
 
-        Raises EngineDown, and WrongServer for another server than is needed.
+        Raises EngineDown, and WrongServer if it is not the server that is needed.
         """
         self._learn(await self._models())
         answer = await self._get("/health")
@@ -65,12 +65,12 @@ class CompletionServer(RemoteServer):
         await self._try_out(self)
 
     async def works(self) -> bool:
-        """Whether it answers, and is the one it was. Raises httpx.HTTPError."""
+        """Whether it answers and is still the right server. Raises httpx.HTTPError."""
         response = await self._client.get(self.health, timeout=self._probe)
         return response.is_success and await self.fits()
 
     async def metrics(self) -> ServerMetrics:
-        """Those of vLLM; of other servers nothing is known."""
+        """vLLM's metrics; all zero for other servers."""
         return parse_metrics(await self._metrics_text(), self.kv_tokens)
 
     def _learn(self, models: list[Json]) -> None:
@@ -106,7 +106,7 @@ class CompletionServer(RemoteServer):
             ) from None
 
     async def _learn_cache(self) -> None:
-        """What vLLM says of its KV cache; any other server's is not known."""
+        """Read the KV cache's size and block size from vLLM's metrics; others state none."""
         for family in text_string_to_metric_families(await self._metrics_text()):
             if family.name.startswith(CONFIG):
                 self.vllm = True
@@ -116,7 +116,7 @@ class CompletionServer(RemoteServer):
 
 
 def parse_metrics(text: str, capacity: int) -> ServerMetrics:
-    """From vLLM's ``/metrics``; ``capacity``: the server's, in tokens."""
+    """Parse vLLM's ``/metrics``; ``capacity``: of the server's KV cache, in tokens."""
     sums = series_sums(text)
     return ServerMetrics(
         held=int(sums["vllm:kv_cache_usage_perc"] * capacity),

@@ -23,11 +23,11 @@ from runtime.text import Text
 from search.engine import Capabilities, EngineError
 
 MOST_TEMPERATURE = 2.0
-"""OpenAI's; vLLM refuses a higher one."""
+"""OpenAI's limit; vLLM refuses higher ones."""
 
 
 class OpenaiEngine(ServedEngine[OpenaiSearch, CompletionServer, CompletionSampler]):
-    """On servers that speak OpenAI's completions."""
+    """An engine on servers with OpenAI's completions API."""
 
     def __init__(self, options: OpenaiOptions) -> None:
         """Raises ValueError or RewardMissing for options that cannot be met."""
@@ -48,7 +48,7 @@ class OpenaiEngine(ServedEngine[OpenaiSearch, CompletionServer, CompletionSample
 
     @classmethod
     async def start(cls, options: OpenaiOptions) -> OpenaiEngine:
-        """As ``started``. Raises what is wrong with the options too."""
+        """Make an engine and ``connect`` it. Raises what either raises."""
         return await cls(options).connect()
 
     async def _end(self, search: OpenaiSearch) -> None:
@@ -63,7 +63,7 @@ class OpenaiEngine(ServedEngine[OpenaiSearch, CompletionServer, CompletionSample
         return self._searches[tree]
 
     def _fleet(self, kind: str, model: ServedModel | None) -> Fleet[CompletionServer]:
-        """The servers of a kind; none where none is needed."""
+        """The servers of a kind; no server if ``model`` is None."""
         options = self._options
         servers = [
             CompletionServer(
@@ -80,14 +80,14 @@ class OpenaiEngine(ServedEngine[OpenaiSearch, CompletionServer, CompletionSample
         return Fleet(kind, servers, options.recovery_seconds, self._routing)
 
     async def _try_policy(self, server: CompletionServer) -> None:
-        """How it speaks; what trees go without there is said once."""
+        """Find out the server's dialect; log what it lacks the first time."""
         dialect = await dialect_of(server, self._text)
         if server.dialect is None:
             say(server, dialect)
         server.dialect = dialect
 
     async def _try_reward(self, server: CompletionServer) -> None:
-        """Whether it gives rewards in the format."""
+        """Check that the server gives rewards in the format. Raises WrongServer."""
         if self._score_route is not None:
             return await self._score_route.try_out(server)
         assert self._request is not None, "a reward server is asked in a format"
@@ -145,5 +145,5 @@ class OpenaiEngine(ServedEngine[OpenaiSearch, CompletionServer, CompletionSample
 
 
 def _context(fleet: Fleet[CompletionServer], text: Text) -> int:
-    """The most tokens that all servers take."""
+    """The most tokens that the model and all servers accept."""
     return min([text.context, *(server.context for server in fleet.replicas if server.context)])

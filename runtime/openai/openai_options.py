@@ -1,4 +1,4 @@
-"""What an engine over OpenAI-compatible servers is started with."""
+"""The options of an engine over OpenAI-compatible servers."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from runtime.servers.server_options import ServerOptions
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """What servers serve, and how they are asked.
+    """A model that servers serve, and how these are reached.
 
-    ``checkpoint``: a folder with its tokenizer; ``urls``: all serve the same model; ``name``: what
-    they call it, None for the only one that they have; ``key``: sent as a bearer token;
-    ``headers``: of every request.
+    ``checkpoint``: a folder with its tokenizer; ``urls``: all serve the same model; ``name``: its
+    name there, None if it is their only model; ``key``: sent as a bearer token; ``headers``: of
+    every request.
     """
 
     checkpoint: str | Path
@@ -27,15 +27,15 @@ class ServedModel:
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def all_headers(self) -> dict[str, str]:
-        """The key among them."""
+        """The headers of every request, with the key's if there is one."""
         authorization = {} if self.key is None else {"Authorization": f"Bearer {self.key}"}
         return {**self.headers, **authorization}
 
 
 @dataclass(frozen=True, slots=True)
 class OpenaiOptions(ServerOptions):
-    """``policy`` and, where the format reads one, ``reward``, whose checkpoint ``score`` leaves
-    unread."""
+    """``policy`` and, if the format needs one, ``reward``; the format ``score`` does not read the
+    reward model's checkpoint."""
 
     policy: ServedModel
     reward: ServedModel | None = None

@@ -1,4 +1,4 @@
-"""A search under way on OpenAI-compatible servers."""
+"""A search in progress on OpenAI-compatible servers."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from runtime.servers.served_search import ServedSearch
 SALT_BYTES = 24
 K = TypeVar("K", bound=Hashable)
 AskNumbers = Callable[[Sequence[K]], Coroutine[Any, Any, list[float]]]
-"""Asks for a number for each of some keys, in their order."""
+"""Asks servers for one number for each key, in the order of the keys."""
 
 
 @dataclass(eq=False, slots=True)
 class OpenaiSearch(ServedSearch):
-    """The ``number``th one here."""
+    """One search; ``number``: its place in the engine's order of arrival."""
 
     number: int
 
     async def ask_once(self, keys: Sequence[K], ask: AskNumbers[K]) -> list[float]:
-        """A number for each key; keys that are alike are asked for once."""
+        """A number for each key; equal keys are asked for once."""
         distinct = list(dict.fromkeys(keys))
         if not distinct:
             return []
@@ -32,8 +32,8 @@ class OpenaiSearch(ServedSearch):
         return [by_key[key] for key in keys]
 
     def marks(self, server: CompletionServer) -> dict[str, Any]:
-        """What keeps cached tokens, and what their timing tells, within an API key's searches; of
-        vLLM, that older searches' requests go first where it schedules by priority."""
+        """Fields for each request: a cache salt, so that neither cached tokens nor their timing
+        leak to other API keys; for vLLM a priority, by which older searches may go first."""
         marks: dict[str, Any] = {"priority": self.number} if server.vllm else {}
         if self.namespace:
             salt = hashlib.blake2b(self.namespace.encode(), digest_size=SALT_BYTES).hexdigest()

@@ -1,4 +1,4 @@
-"""How a server is asked for the rewards of paths, and how its answer becomes them."""
+"""Requests for the rewards of paths, and how rewards are read from their answers."""
 
 from __future__ import annotations
 
@@ -15,37 +15,37 @@ from search.engine import EngineError, RewardMissing, Trajectory
 
 Json = Mapping[str, Any]
 TOP = 20
-"""Likeliest tokens among which a server that takes no ``logprob_token_ids`` tells the verdicts."""
+"""Likeliest tokens to ask for, to find the verdicts if ``logprob_token_ids`` is not supported."""
 BIAS = 30.0
-"""On both verdicts' logits: on a server whose log-probabilities hold it both are among the
-likeliest tokens, and how much likelier one is than the other stays as it is."""
+"""Added to both verdicts' logits. If the server's log-probabilities include it, both verdicts are
+among the likeliest tokens; their difference stays the same."""
 
 
 class PathsRequest(Protocol):
-    """A request for several paths, read at their last tokens; nothing that is drawn is kept."""
+    """A request for several paths, read at their last tokens; drawn tokens are discarded."""
 
     @property
     def paths(self) -> Paths:
-        """How a path is spelt."""
+        """How paths are turned into token ids."""
         ...
 
     @property
     def route(self) -> str:
-        """Where the request goes."""
+        """The path of the request's URL."""
         ...
 
     def body(self, paths: Sequence[Path]) -> dict[str, Any]:
-        """The body, but for the model's name."""
+        """The request's body without the model's name."""
         ...
 
     def rewards(self, answer: Json) -> list[float]:
-        """In [0, 1], one a path. Raises EngineError for an answer that does not hold them."""
+        """Rewards in [0, 1], one a path. Raises EngineError for an answer without them."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class VerdictLogprobs:
-    """A causal model's log-probabilities of its two verdicts, by completions."""
+    """Asks completions for a causal model's log-probabilities of its two verdicts."""
 
     paths: Paths
     softmax: Softmax
@@ -53,7 +53,7 @@ class VerdictLogprobs:
     route: str = "/v1/completions"
 
     def body(self, paths: Sequence[Path]) -> dict[str, Any]:
-        """One token is drawn, as most servers draw at least one."""
+        """A body that has one token drawn, because most servers draw at least one."""
         verdicts = [self.softmax.good, self.softmax.bad]
         return {
             "prompt": [list(path) for path in paths],
@@ -66,7 +66,7 @@ class VerdictLogprobs:
         }
 
     def rewards(self, answer: Json) -> list[float]:
-        """Of the first position of each choice."""
+        """Rewards from the first position of each choice."""
         choices = sorted(answer["choices"], key=lambda choice: choice["index"])
         return [self._share(choice) for choice in choices]
 
@@ -90,9 +90,9 @@ class VerdictLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class PooledOutputs:
-    """The outputs of a reward model's own head, by vLLM's pooling: the last row of each path.
+    """Asks vLLM's pooling for the outputs of a reward model's own head at each path's last row.
 
-    One output is a value, read over ``scale``; of several ``label`` is taken.
+    A single output is a value, divided by ``scale``; of several, number ``label`` is taken.
     """
 
     paths: Paths
@@ -100,11 +100,11 @@ class PooledOutputs:
     route: str = "/pooling"
 
     def body(self, paths: Sequence[Path]) -> dict[str, Any]:
-        """The head's raw outputs."""
+        """A body that asks for the head's raw outputs."""
         return {"input": [list(path) for path in paths], "use_activation": False}
 
     def rewards(self, answer: Json) -> list[float]:
-        """Of the last row of each path."""
+        """Rewards from the last row of each path."""
         items = sorted(answer["data"], key=lambda item: item["index"])
         return [self._reward(item["data"]) for item in items]
 
@@ -121,9 +121,9 @@ class PooledOutputs:
 
 
 def reward_request(form: RewardFormat, text: Text, policy: Text) -> PathsRequest:
-    """For a reward model's ``text`` beside the policy's.
+    """The request for a reward model with this ``text`` beside the policy's.
 
-    Raises RewardMissing for a tag or a verdict that is not there, or that no server gives.
+    Raises RewardMissing for a tag or a verdict that the model lacks, or a format no server gives.
     """
     paths = paths_of(form, text, policy)
     if form.reads == "softmax":

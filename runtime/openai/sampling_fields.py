@@ -1,4 +1,4 @@
-"""What vLLM is sent of the sampling parameters beside temperature and top-p."""
+"""Request fields for vLLM's sampling parameters other than temperature and top-p."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Any
 from search.engine import Sampling
 
 HONOURED = ("top_k", "min_p", "logit_bias", "min_tokens", "repetition_penalty")
-"""What comes to the same whether a trajectory is one request or one a step. vLLM counts the output
-for its other penalties, of presence and of frequency, from where a request begins."""
+"""Parameters that act the same whether a trajectory is one request or one a step. vLLM's presence
+and frequency penalties do not: they count output only from where a request begins."""
 
 
 def sampling_fields(sampling: Sampling, path: int, most: int) -> dict[str, Any]:
     """Fields of a request for at most ``most`` tokens after ``path`` tokens.
 
-    Of ``min_tokens`` is left what the output has not yet; no stop string ends the request before,
-    so that a step is cut here.
+    ``min_tokens`` is reduced by the output so far. Until it is reached no stop string ends the
+    request, so steps are cut on this side.
     """
     params = sampling.logits
     fields = {name: getattr(params, name) for name in params.asked() if name in HONOURED}

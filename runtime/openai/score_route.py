@@ -1,4 +1,4 @@
-"""Scores trajectories by the ``/v1/score`` of another Hedgerow, whatever gives rewards there."""
+"""Scores trajectories with another Hedgerow's ``/v1/score``, by any kind of reward there."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from search.engine import EngineError, Trajectory
 
 ROUTE = "/v1/score"
 SEED = 0
-"""Of a judge's verdicts there: equal steps have equal rewards in every round."""
+"""Seed of a judge's verdicts there, so that equal steps have equal rewards in every round."""
 TRIAL = "What is 1 + 1?", ("1 + 1 = 2.\n\n", "The answer is 2.")
 Texts = tuple[str, ...]
 
 
 class ScoreRoute:
-    """A round is one request: question and steps as texts, the last step's reward back.
+    """Scores a round in one request: sends question and steps as texts, gets last steps' rewards.
 
-    ``outcome``: finished replies alone have one there; ``repeats``: equal steps have equal ones.
-    Both are known once a server was met.
+    ``outcome``: only finished replies have a reward there; ``repeats``: equal steps have equal
+    rewards. Both are known once a server was met.
     """
 
     def __init__(self, fleet: Fleet[CompletionServer]) -> None:
@@ -34,7 +34,7 @@ class ScoreRoute:
         self.repeats = True
 
     async def try_out(self, server: CompletionServer) -> None:
-        """Learn what gives rewards there. Raises WrongServer where nothing does; EngineDown."""
+        """Learn what rewards the server gives. Raises WrongServer if it gives none; EngineDown."""
         question, steps = TRIAL
         answer = await ask_trial(server, ROUTE, _body(question, [steps]))
         try:
@@ -52,7 +52,7 @@ class ScoreRoute:
         question: str,
         trajectories: Sequence[Trajectory],
     ) -> list[float]:
-        """One reward a trajectory; steps that are alike are sent once."""
+        """One reward a trajectory; equal steps are sent once."""
         texts = [_texts_of(trajectory) for trajectory in trajectories]
         return await search.ask_once(texts, partial(self._ask, search, prompt, question))
 
@@ -69,8 +69,8 @@ class ScoreRoute:
 
 
 def _texts_of(trajectory: Trajectory) -> Texts:
-    """Its steps' words. One without any, as a lone end token, is left out: texts alone are sent; a
-    reply that has none at all is an empty line."""
+    """The texts of a trajectory's steps. A step without text, such as a lone end token, is left
+    out; a reply without any text is sent as an empty line."""
     return tuple(text for text in trajectory.texts if text) or ("\n",)
 
 
@@ -80,7 +80,7 @@ def _body(question: str, replies: Sequence[Texts]) -> dict[str, Any]:
 
 
 def _scores(answer: Json, count: int) -> list[float]:
-    """In the order asked. Raises EngineError for an answer that does not hold them."""
+    """The scores in the order asked. Raises EngineError for an answer without them."""
     items = sorted(answer["data"], key=lambda item: item["index"])
     scores = [item["score"] for item in items]
     if len(scores) != count or any(not isinstance(s, float | int) for s in scores):

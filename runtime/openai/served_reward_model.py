@@ -1,4 +1,4 @@
-"""Scores trajectories on the reward model's servers: a round is one request."""
+"""Scores trajectories on the reward model's servers, a round in one request."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from search.engine import EngineError, PrefixTooLong, Trajectory
 
 
 class ServedRewardModel:
-    """A prefill a path, read at its last token."""
+    """Scores each path by a prefill, read at its last token."""
 
     def __init__(
         self, fleet: Fleet[CompletionServer], request: PathsRequest, *, context: int
@@ -32,7 +32,7 @@ class ServedRewardModel:
         question: str,
         trajectories: Sequence[Trajectory],
     ) -> list[float]:
-        """One reward a trajectory; paths that are alike are read once."""
+        """One reward a trajectory; equal paths are read once. Raises PrefixTooLong."""
         spell = self._request.paths.path
         paths = [spell(prompt, question, t, search.spelt) for t in trajectories]
         for path in paths:
@@ -51,7 +51,7 @@ class ServedRewardModel:
         rewards = self._request.rewards(answer)
         if len(rewards) != len(paths):
             raise EngineError(f"the reward server answered {len(rewards)} of {len(paths)} paths")
-        cached = cached_tokens(answer) or 0  # as servers tell it of a list, of one of its paths
+        cached = cached_tokens(answer) or 0  # for a list, servers count one of its paths
         search.costs.counters.model_calls += 1
         search.costs.counters.prm_tokens += sum(map(len, paths)) - cached
         return rewards

@@ -1,4 +1,4 @@
-"""What a server's completions can do beside OpenAI's own, found by asking."""
+"""What a server's completions can do beyond OpenAI's, found out by trial requests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from search.engine import EngineError
 
 Json = Mapping[str, Any]
 NAMED_ID = "token_id:"
-"""How vLLM spells a token in log-probabilities when ids are asked for."""
+"""vLLM's prefix for a token in log-probabilities when ids are asked for."""
 EXTRAS: Json = {
     "return_token_ids": True,
     "return_tokens_as_token_ids": True,
@@ -22,19 +22,19 @@ EXTRAS: Json = {
     "no_stop_trim": True,
     "skip_special_tokens": False,
 }
-"""Asked of every server that does not refuse them: token ids back, nothing cut off."""
+"""Fields for every server that accepts them: they ask for token ids and for uncut text."""
 GRAMMAR_FIELDS = ("structured_outputs", "response_format")
-"""vLLM's, and OpenAI's, which some take for completions too."""
+"""vLLM's field, and OpenAI's, which some servers accept for completions too."""
 SEEDS = (3, 3, 4)
-"""Of the draws that tell whether seeds are heeded: the first two are to be equal."""
+"""Seeds of trial requests that show whether seeds count: the first two must give equal draws."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """``extras``: it does not refuse what is not OpenAI's; ``ids``: it tells token ids, not text
-    alone; ``logprobs``: and their log-probabilities; ``seeds``: the same seed drew the same;
-    ``cached``: it tells how many tokens of a prompt were cached; ``stops``: what stopped it is at
-    the end of what it tells; ``grammar``: the field by which it holds to a JSON schema."""
+    """``extras``: it accepts ``EXTRAS``; ``ids``: it returns token ids, not only text;
+    ``logprobs``: and their log-probabilities; ``seeds``: equal seeds gave equal draws; ``cached``:
+    it says how many tokens of a prompt were cached; ``stops``: the stop string is included at the
+    end of its text; ``grammar``: the field that makes it follow a JSON schema."""
 
     extras: bool
     ids: bool
@@ -46,9 +46,9 @@ class Dialect:
 
     @classmethod
     def of(cls, url: str, answers: Sequence[Json], text: Text, *, extras: bool) -> Dialect:
-        """From the answers to the same prompt under ``SEEDS``.
+        """The dialect that the answers to one prompt under ``SEEDS`` show.
 
-        Raises WrongServer where token ids come back that are not the tokenizer's own, or nothing.
+        Raises WrongServer if token ids are not the tokenizer's, or if there is no output.
         """
         choices = [answer["choices"][0] for answer in answers]
         draws = [token_ids(choice) for choice in choices]
@@ -66,12 +66,12 @@ class Dialect:
         )
 
     def drawn_tokens(self, answer: Json) -> int:
-        """The tokens that an answer was drawn for, where what stops a step does not stop the
-        server; 0 where it does, or does not say."""
+        """How many tokens the server drew for an answer, if stop strings do not stop it; 0 if they
+        do, or if it does not say."""
         return 0 if self.stops else int((answer.get("usage") or {}).get("completion_tokens") or 0)
 
     def lacks(self) -> list[str]:
-        """What trees go without on such a server, in words."""
+        """Descriptions of what is missing on such a server, and what that means for trees."""
         texts = "token ids: each step's text is tokenised here (retokenized_steps counts them)"
         waste = "what stopped a step: it draws on, and is cut here"
         abilities = {
@@ -84,7 +84,7 @@ class Dialect:
 
 
 def _must_be_spelt(url: str, ids: Sequence[int], server_text: str, text: Text) -> None:
-    """Raises WrongServer where the tokenizer here has other words for these ids, or none."""
+    """Raises WrongServer if the tokenizer here has a different text for these ids, or none."""
     unknown = [token for token in ids if not 0 <= token < text.model_vocab]
     if unknown:
         raise WrongServer(
@@ -100,19 +100,19 @@ def _must_be_spelt(url: str, ids: Sequence[int], server_text: str, text: Text) -
 
 
 def trial(prompt: Sequence[int], seed: int, *, extras: bool = True) -> dict[str, Any]:
-    """A body whose answer says how a server speaks, but for the model's name."""
+    """A body whose answer shows the server's dialect, without the model's name."""
     body = {"prompt": list(prompt), "max_tokens": 8, "temperature": 1.0, "seed": seed}
     return body | {"logprobs": TOP, **EXTRAS} if extras else body
 
 
 def stop_trial(prompt: Sequence[int], stop: str | None, *, extras: bool) -> dict[str, Any]:
-    """As ``trial``, the likeliest tokens; with ``stop`` they are to end with it."""
+    """A ``trial`` body at temperature 0, with ``stop`` as its stop string if it is given."""
     body = trial(prompt, 0, extras=extras) | {"temperature": 0.0}
     return body if stop is None else body | {"stop": [stop]}
 
 
 def grammar_fields(name: str | None, grammar: str) -> dict[str, Any]:
-    """The field of a body that asks for a JSON schema. Raises EngineError where none does."""
+    """The body's field that asks for a JSON schema. Raises EngineError if ``name`` is None."""
     schema = json.loads(grammar)
     match name:
         case "structured_outputs":
@@ -124,7 +124,7 @@ def grammar_fields(name: str | None, grammar: str) -> dict[str, Any]:
 
 
 def token_ids(choice: Json) -> list[int] | None:
-    """The ids that a choice drew; None where it does not tell them."""
+    """The token ids of a choice; None if it does not state them."""
     ids = choice.get("token_ids")
     if ids is not None:
         return list(ids)
@@ -135,8 +135,8 @@ def token_ids(choice: Json) -> list[int] | None:
 
 
 def ids_of_text(choice: Json, stops: Sequence[str], text: Text) -> list[int]:
-    """The ids of a choice that tells text alone, with the end token where the model drew it: what
-    stopped it is no stop string then."""
+    """The ids of a choice that has only text. The end token is added if the choice stopped without
+    a stop string: the model has drawn it then."""
     reply = str(choice.get("text") or "")
     ids = text.encode_after(reply)
     by_stop = reply.endswith(tuple(stops))
@@ -146,19 +146,19 @@ def ids_of_text(choice: Json, stops: Sequence[str], text: Text) -> list[int]:
 
 
 def token_logprobs(choice: Json) -> list[float] | None:
-    """Of each token drawn; None where they are not told."""
+    """The log-probability of each token drawn; None if the choice does not state them all."""
     logprobs = (choice.get("logprobs") or {}).get("token_logprobs")
     return None if logprobs is None or None in logprobs else list(logprobs)
 
 
 def top_logprobs(choice: Json, place: int, most: int) -> list[float]:
-    """The likeliest tokens' at a place of what was drawn, at most ``most`` of them."""
+    """The highest log-probabilities at a place of the drawn tokens, at most ``most``."""
     positions = (choice.get("logprobs") or {}).get("top_logprobs") or []
     at = positions[place] if len(positions) > place else None
     return sorted((at or {}).values(), reverse=True)[:most]
 
 
 def cached_tokens(answer: Json) -> int | None:
-    """How many of the prompt's tokens were in the cache; None where that is not told."""
+    """How many of the prompt's tokens were in the cache; None if the answer does not say."""
     details = (answer.get("usage") or {}).get("prompt_tokens_details")
     return None if details is None else int(details.get("cached_tokens") or 0)

@@ -1,4 +1,4 @@
-"""Finds out what a policy server can that has just been met."""
+"""Finds out, by trial requests, what a policy server can do."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from search.engine import EngineDown, EngineError
 log = logging.getLogger(__name__)
 
 TRIAL_PROMPT = "Three and four are"
-"""What a policy server goes on from, to show how it speaks."""
+"""The prompt of a policy server's trial requests."""
 CONSTANT = 7193
-"""What nobody says who is not held to it."""
+"""A number that no reply states by chance, only under a schema."""
 
 
 async def dialect_of(server: CompletionServer, text: Text) -> Dialect:
-    """How it speaks. Raises WrongServer for one that cannot serve trees; EngineDown."""
+    """The server's dialect. Raises WrongServer if it cannot serve trees; EngineDown."""
     prompt = text.encode(TRIAL_PROMPT)
     extras = True
     try:
         first = await ask_trial(server, COMPLETIONS, trial(prompt, SEEDS[0]))
-    except WrongServer as refusal:  # what is not OpenAI's, it may be
+    except WrongServer as refusal:  # perhaps only of EXTRAS
         extras = False
         try:
             first = await ask_trial(server, COMPLETIONS, trial(prompt, SEEDS[0], extras=False))
@@ -49,7 +49,7 @@ async def dialect_of(server: CompletionServer, text: Text) -> Dialect:
 
 
 def say(server: CompletionServer, dialect: Dialect) -> None:
-    """What trees go without there, once each."""
+    """Log everything that the server lacks."""
     for missing in dialect.lacks():
         log.warning("%s does not tell %s", server.url, missing)
     if not dialect.cached:
@@ -59,7 +59,7 @@ def say(server: CompletionServer, dialect: Dialect) -> None:
 
 
 async def ask_trial(server: CompletionServer, path: str, body: Any) -> Json:
-    """The answer to a trial. Raises WrongServer where it is refused, EngineDown without one."""
+    """The answer to a trial. Raises WrongServer if it is refused, EngineDown without an answer."""
     try:
         return await server.ask(path, body)
     except EngineDown:
@@ -71,20 +71,20 @@ async def ask_trial(server: CompletionServer, path: str, body: Any) -> Json:
 async def _grammar_field(
     server: CompletionServer, prompt: list[int], *, extras: bool
 ) -> str | None:
-    """By which field a server says the one thing that a schema allows; None: by none known."""
+    """The field that makes a server reply as a schema demands; None if none does."""
     for name in GRAMMAR_FIELDS:
         fields = grammar_fields(name, f'{{"const":{CONSTANT}}}')
         try:
             reply = await _text_of(server, stop_trial(prompt, None, extras=extras) | fields)
         except WrongServer:
             continue
-        if reply.lstrip().startswith(str(CONSTANT)):  # the end may be spelt out after it
+        if reply.lstrip().startswith(str(CONSTANT)):  # an end token's name may follow
             return name
     return None
 
 
 async def _keeps_stops(server: CompletionServer, prompt: list[int], *, extras: bool) -> bool:
-    """Whether the likeliest words come back with what is to stop them, a letter of theirs."""
+    """Whether a reply that is stopped at its own first letter comes back with that letter."""
     words = await _text_of(server, stop_trial(prompt, None, extras=extras))
     letters = words.strip()
     if not letters:

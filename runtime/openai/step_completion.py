@@ -1,4 +1,4 @@
-"""A step as a completion: the request for it, and what is taken of the answer."""
+"""A step drawn by completions: its request, and what is taken from the answer."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from search.engine import EngineError
 from search.tree import step_seed
 
 LARGEST_SEED = (1 << 63) - 1
-"""vLLM's seeds are signed."""
+"""The largest seed that vLLM accepts: its seeds are signed."""
 
 
 @dataclass(slots=True, eq=False)
 class StepCompletion(DrawnStep):
-    """A step on its way: one request, as a list of prompts has one seed for all.
+    """A step being drawn, in its own request: a list of prompts would share one seed.
 
-    ``retokenized``: its ids are not the server's own.
+    ``retokenized``: its ids come from the tokenizer here, not from the server.
     """
 
     retokenized: bool = False
 
     def body(self, dialect: Dialect) -> dict[str, Any]:
-        """The body that asks for the rest of the step, but for the model's name."""
+        """The body that asks for the rest of the step, without the model's name."""
         sampling = self.sampling
         body: dict[str, Any] = {
             "prompt": list(self.path),
@@ -54,9 +54,9 @@ class StepCompletion(DrawnStep):
         return body
 
     def take(self, answer: Mapping[str, Any], dialect: Dialect, text: Text) -> int:
-        """Add what was drawn up to where the step ends; how many tokens were drawn in all.
+        """Add the drawn tokens up to the step's end; returns how many were drawn in all.
 
-        Raises EngineError for an answer without a token, or without what the server told before.
+        Raises EngineError for an answer without a token, or without promised log-probabilities.
         """
         choice = answer["choices"][0]
         ids = token_ids(choice) if dialect.ids else ids_of_text(choice, self.sampling.stop, text)
@@ -75,6 +75,6 @@ class StepCompletion(DrawnStep):
         return len(ids)
 
     def _seed(self) -> int:
-        """A step that goes on draws with a seed of its own: a server starts anew with each."""
+        """The next request's seed, another each time because servers restart their noise."""
         count = len(self.tokens)
         return step_seed(self.branch.seed, (count,)) if count else self.branch.seed

@@ -1,1 +1,1 @@
-"""Servers that somebody else runs: which one a search is on, and whether it is there."""
+"""Engines on servers that run elsewhere: routing searches to them, and watching their health."""

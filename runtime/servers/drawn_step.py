@@ -1,7 +1,7 @@
-"""A step as a server draws it: what has come of it, and where it ends.
+"""A step as a server draws it: its tokens so far, and where it ends.
 
-Token ids are the truth: servers stop by their own reading of the text, and what they return is cut
-where the embedded engine would have stopped. What they stopped too early is asked to go on.
+Only token ids count: servers stop by their own reading of the text, and what they return is cut
+where the embedded engine would have stopped. If they stopped too early, the step is continued.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from search.engine import Branch, EngineError, Sampling, Step, TokenLogprob
 from search.tree import Finish
 
 TOP = 16
-"""Likeliest log-probabilities that servers are asked for at each token: all that vLLM and SGLang
-tell. A step's last ones give its entropy."""
+"""How many of the highest log-probabilities are asked for at each token: the most that vLLM and
+SGLang return. Those at a step's last token give its entropy."""
 
 
 @dataclass(slots=True, eq=False)
 class DrawnStep:
-    """A step on its way: its branch, and what has been drawn of it.
+    """A step being drawn: its branch, and its tokens so far.
 
     ``logprob``: the sum over its tokens, natural; ``logprobs``: of each token and the likeliest
-    ones there, where the sampling asks for them. ``entropy``: in nats, at the last token, of the
-    likeliest tokens and one more "other". ``told``: all of these are known.
+    ones there, if the sampling asks for them. ``entropy``: in nats, at the last token, of the
+    likeliest tokens and one more "other". ``has_logprobs``: whether these are known.
     """
 
     branch: Branch
@@ -42,7 +42,7 @@ class DrawnStep:
 
     @property
     def path(self) -> tuple[int, ...]:
-        """The prefix and what has been drawn of the step."""
+        """The ids of the prefix and of the step so far."""
         return (*self.branch.tokens, *self.tokens)
 
     @property
@@ -51,10 +51,10 @@ class DrawnStep:
         return self.branch.limit - len(self.tokens)
 
     def add(self, draws: Iterable[tuple[int, float]]) -> int:
-        """Add ids and log-probabilities up to where the step ends; how many were taken.
+        """Add ids and log-probabilities up to where the step ends; returns how many were added.
 
-        ``finish`` says so if it ends. Raises EngineError for one under a grammar that does not: the
-        server would begin the grammar anew.
+        Sets ``finish`` if it ends. Raises EngineError if a step under a grammar does not end,
+        because the server would begin the grammar again.
         """
         count = 0
         for token, logprob in draws:
@@ -69,7 +69,7 @@ class DrawnStep:
         return count
 
     def step(self, text: Text) -> Step:
-        """What it has become, once it has an end."""
+        """The complete step. ``finish`` must be set."""
         assert self.finish is not None, "the step is complete"
         tokens = tuple(self.tokens)
         words = text.decode(tokens, self.branch.tokens, last=self.finish is Finish.END)
@@ -87,7 +87,7 @@ class DrawnStep:
 
 
 def entropy(logprobs: Sequence[float]) -> float:
-    """Of these log-probabilities and what is left to one, in nats: at most the true entropy."""
+    """The entropy of these probabilities and their remainder to 1, in nats: a lower bound."""
     shares = [math.exp(logprob) for logprob in logprobs]
     rest = max(0.0, 1.0 - math.fsum(shares))
     return -math.fsum(p * math.log(p) for p in (*shares, rest) if p > 0.0)

@@ -1,4 +1,4 @@
-"""Servers of one model: which one a search is on, where it goes when that is lost, their load."""
+"""The servers of one model: which one a search is on, and where it moves when that is lost."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0
-"""Between two attempts to reach a server that is not there yet."""
+"""Seconds between two attempts to reach a server that is not there yet."""
 MOST_FAULTS = 5
-"""How often servers that work otherwise may answer one request with a fault of their own."""
+"""How often one request may be answered by server faults before it fails."""
 SLACK = 1.25
-"""A server takes at most so many times its share of the searches."""
+"""A server gets at most so many times its even share of the searches."""
 
 
 class Fleet(Generic[S]):
-    """A search stays on the server that has its KV.
+    """Servers of one model. A search stays on the server that has its KV.
 
     Searches over one prompt go to one server, by rendezvous hashing (Thaler and Ravishankar 1998),
-    unless it has its share of searches already: then to the next in that prompt's order (bounded
-    loads, Mirrokni and others 2018).
+    unless that has its share of searches already: then to the next one in the prompt's order
+    (bounded loads, Mirrokni and others 2018).
     """
 
     def __init__(
@@ -47,8 +47,8 @@ class Fleet(Generic[S]):
         recovery: float = 0.0,
         routing: Routing | None = None,
     ) -> None:
-        """``what`` the servers are for, in words; ``recovery``: most seconds that a search waits
-        for one where all are lost; ``routing``: what routers before them are told."""
+        """``kind``: ``policy`` or ``reward``, for messages; ``recovery``: most seconds that a
+        search waits for a server when all are lost; ``routing``: headers for routers."""
         self.kind = kind
         self.replicas = tuple(replicas)
         self.waiting = 0
@@ -59,7 +59,7 @@ class Fleet(Generic[S]):
         self._places: dict[str, S] = {}
 
     def place(self, tree: str, prompt: Sequence[int]) -> S:
-        """The server that a search is on, chosen at its first request and when that one is lost.
+        """The server that a search is on, chosen at its first request and whenever that is lost.
 
         Raises EngineDown if none is up.
         """
@@ -85,17 +85,17 @@ class Fleet(Generic[S]):
 
     @property
     def kv_tokens(self) -> int:
-        """The capacity of their KV together."""
+        """The KV capacity of all servers together, in tokens."""
         return sum(replica.kv_tokens for replica in self.replicas)
 
     async def ask(
         self, tree: str, prompt: Sequence[int], work: Callable[[S], Coroutine[Any, Any, T]]
     ) -> T:
-        """What ``work`` gets from the search's server; if that one is lost, from another one, or
-        from the same when it is back.
+        """The result of ``work`` on the search's server; if that is lost, on another one, or on the
+        same one when it is back.
 
-        What was seen of a lost server's answer is the caller's; ``work`` asks for the rest. Raises
-        EngineDown when none is back in time, or for a request that is answered by faults alone.
+        ``work`` keeps what it has received from a lost server, and asks only for the rest. Raises
+        EngineDown if no server is back in time, or after too many answers that are server faults.
         """
         faults = 0
         while True:
@@ -110,8 +110,8 @@ class Fleet(Generic[S]):
                 self.sent_again += 1
 
     async def reach(self, tree: str, prompt: Sequence[int]) -> S:
-        """As ``place``; where no server is up, the first that is. Raises EngineDown if none comes
-        in time."""
+        """``place``, but if no server is up, wait for one. Raises EngineDown if none is up within
+        ``recovery`` seconds."""
         until = time.monotonic() + self._recovery
         while True:
             try:
@@ -122,7 +122,7 @@ class Fleet(Generic[S]):
             await self._any_up(remaining)
 
     async def _any_up(self, seconds: float) -> None:
-        """Until a server is up, at most so long."""
+        """Wait until a server is up, at most ``seconds``."""
         self.waiting += 1
         waits = [asyncio.ensure_future(replica.until_up()) for replica in self.replicas]
         try:
@@ -133,19 +133,19 @@ class Fleet(Generic[S]):
                 wait.cancel()
 
     async def release(self, tree: str) -> None:
-        """The search is over; its server may let go of its KV."""
+        """Forget a search that is over, and tell its server that its KV may be freed."""
         at = self._places.pop(tree, None)
         if at is not None and at.up:
             with self.routing.of(tree):
                 await at.release(tree)
 
     async def check(self) -> None:
-        """Look at every server that is thought to be up. Raises EngineDown if none is."""
+        """Check every server that is thought to be up. Raises EngineDown if none is."""
         await asyncio.gather(*(replica.check() for replica in self.replicas if replica.up))
         self.up()
 
     async def metrics(self) -> ServerMetrics:
-        """What its servers count, all together that answer."""
+        """The sum of the metrics of the servers that answer."""
         return ServerMetrics.sum_of(await asyncio.gather(*map(_metrics_of, self.replicas)))
 
     async def close(self) -> None:
@@ -154,7 +154,7 @@ class Fleet(Generic[S]):
 
 
 async def _metrics_of(replica: RemoteServer) -> ServerMetrics:
-    """All zero for a server that does not answer."""
+    """A server's metrics, all zero if it does not answer."""
     try:
         return await replica.metrics() if replica.up else ServerMetrics()
     except EngineDown:
@@ -162,22 +162,22 @@ async def _metrics_of(replica: RemoteServer) -> ServerMetrics:
 
 
 async def wait_for_all(fleets: Iterable[Fleet[Any]], seconds: float) -> None:
-    """``wait_for`` each server of some fleets, all at once. Raises what the first failure is:
-    what one server is will not get better."""
+    """``wait_for`` each server of some fleets, all at once. Raises the first failure's error
+    without waiting for the others."""
     replicas = [(replica, fleet.kind) for fleet in fleets for replica in fleet.replicas]
     await all_of(wait_for(replica, kind, seconds) for replica, kind in replicas)
 
 
 async def wait_for(replica: RemoteServer, kind: str, seconds: float) -> None:
-    """Until a server is ready and says that it is the one to be; ``what`` it is for is said.
+    """Wait until a server is ready and is the server needed; ``kind``: for messages.
 
-    Raises ValueError at once for another server than is needed, EngineDown after ``seconds``.
+    Raises ValueError at once if it is not the server needed, EngineDown after ``seconds``.
     """
     why = ""
 
     async def meet() -> None:
         nonlocal why
-        replica.up = False  # nobody hears yet that it is lost
+        replica.up = False  # so that a failed attempt is not logged as a loss
         while True:
             try:
                 await replica.meet()
@@ -207,7 +207,7 @@ async def wait_for(replica: RemoteServer, kind: str, seconds: float) -> None:
 
 
 def rendezvous(prompt: Sequence[int], names: Sequence[str]) -> list[str]:
-    """The names in this prompt's own order: without one of them, the others keep theirs."""
+    """The names in an order that depends on the prompt; removing one keeps the others' order."""
     key = b"".join(token.to_bytes(4, "little") for token in prompt)
 
     def weight(name: str) -> bytes:

@@ -1,4 +1,4 @@
-"""Whether a server is there: a circuit breaker over what it answers and how long it is silent."""
+"""Whether a server can be used: a circuit breaker over its answers and its silence."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ log = logging.getLogger(__name__)
 
 REVIVAL_WAITS = (0.5, 1.0, 2.0, 4.0, 8.0)
 FRONT_END = frozenset({"/metrics", "/abort_request"})
-"""What SGLang's front end answers though its scheduler stands still."""
+"""Paths that SGLang's front end answers even while its scheduler is stuck."""
 
 
 class Liveness:
-    """The breaker opens with the first request that the server leaves without an answer, or answers
-    with a fault of its own, and closes when it works again, which is tried now and then.
+    """The breaker opens at the first request that gets no answer or a server fault, and closes when
+    the server works again, which is tried at growing intervals.
 
-    A server that is busy, as with a long prefill, may leave everything without an answer for a
-    while: it stands still once neither a look at its health nor a byte of an answer has come from
-    it for longer than that.
+    A busy server, as with a long prefill, may answer nothing for a while. It is taken to be stuck
+    once neither an answer to a health check nor a byte of any answer has come for ``stall``
+    seconds.
     """
 
     def __init__(self, url: str, stall: float) -> None:
-        """``stall``: seconds of silence after which it stands still."""
+        """``stall``: seconds of silence after which the server counts as stuck."""
         self.url = url
         self._stall = stall
         self.failures = 0
-        """How often it was lost."""
+        """How often the server was lost."""
         self._up = asyncio.Event()
         self._up.set()
         self._reason = ""
@@ -48,12 +48,12 @@ class Liveness:
         self._closed = False
 
     async def works(self) -> bool:
-        """Whether a server that was lost may have work again. Raises httpx.HTTPError."""
+        """Whether a lost server can be given requests again. Raises httpx.HTTPError."""
         raise NotImplementedError
 
     @property
     def up(self) -> bool:
-        """Whether it gets work."""
+        """Whether the server is given requests."""
         return self._up.is_set()
 
     @up.setter
@@ -64,12 +64,12 @@ class Liveness:
             self._up.clear()
 
     async def until_up(self) -> None:
-        """Waits until it gets work."""
+        """Wait until ``up``."""
         await self._up.wait()
 
     async def while_up(self, work: Coroutine[Any, Any, T]) -> T:
-        """What ``work`` comes to. Raises ReplicaLost as soon as the server is gone or stands still,
-        whatever ``work`` then waits for."""
+        """The result of ``work``. Raises ReplicaLost as soon as the server is gone or stuck, even
+        if ``work`` would wait longer."""
         task, before = asyncio.ensure_future(work), self._interruptions
         self._at_work.add(task)
         try:
@@ -83,33 +83,33 @@ class Liveness:
             self._at_work.discard(task)
 
     def silent_seconds(self) -> float:
-        """How long nothing has come from the server although it was asked."""
+        """For how long the server has owed an answer and sent nothing."""
         return 0.0 if self._silent_since is None else time.monotonic() - self._silent_since
 
     @property
     def stands_still(self) -> bool:
-        """Whether it is silent for too long."""
+        """Whether the server has been silent for ``stall`` seconds or longer."""
         return self.silent_seconds() >= self._stall
 
     async def on_request(self, request: httpx.Request) -> None:
-        """A request goes out."""
+        """httpx's request hook: add routing headers, and note since when an answer is due."""
         request.headers.update(current_headers())
         if self._silent_since is None and request.url.path not in FRONT_END:
             self._silent_since = time.monotonic()
 
     async def on_answer(self, response: httpx.Response) -> None:
-        """An answer begins; that of a look at its health says itself whether it is one of life."""
+        """httpx's response hook: mark the server alive, unless a health check failed."""
         path = response.request.url.path
         if path not in FRONT_END and not (path == "/health" and response.is_error):
             self.mark_alive()
 
     def mark_alive(self) -> None:
-        """Something has come from the server."""
+        """Note that something has come from the server."""
         self._silent_since = None
 
     def lose(self, reason: httpx.HTTPError | str) -> ReplicaLost:
-        """Open the breaker. ``reason``: what went wrong on the way, which ends all that waits for
-        the server; or what the server itself answered, which the others may still get otherwise."""
+        """Open the breaker; returns the error to raise. ``reason``: a connection's error, which
+        cancels all work on the server, or what the server answered, which cancels nothing else."""
         unreachable = not isinstance(reason, str)
         self._reason = reason_of(reason) if isinstance(reason, httpx.HTTPError) else reason
         if self.up:
@@ -124,7 +124,7 @@ class Liveness:
         return self._lost_error(answered=not unreachable)
 
     async def end_revival(self) -> None:
-        """Nobody looks any more whether it works again."""
+        """Stop trying whether the server works again."""
         self._closed = True
         if self._revival is not None:
             self._revival.cancel()
@@ -139,7 +139,7 @@ class Liveness:
         return ReplicaLost(f"{self.url} does not answer ({self._reason})", answered=answered)
 
     async def _revive(self) -> None:
-        """Close the breaker when the server works again, and is the one it was."""
+        """Close the breaker once ``works`` says that the server can be used again."""
         waits = list(REVIVAL_WAITS)
         while not self.up:
             await asyncio.sleep(waits.pop(0) if len(waits) > 1 else waits[0])

@@ -1,4 +1,4 @@
-"""Samples steps on the policy's servers, whatever these are."""
+"""Samples steps on the policy's servers: the part that all kinds of servers share."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ Server = TypeVar("Server", bound=RemoteServer)
 
 
 class PolicySampler(ABC, Generic[Search, Server]):
-    """Draws children from their parents' token ids, each with a seed of its own, and reads paths'
-    own log-probabilities."""
+    """Draws children from their parents' token ids, each with its own seed, and reads the
+    log-probabilities of given paths."""
 
     def __init__(self, fleet: Fleet[Server], text: Text, *, context: int) -> None:
         """``context``: most tokens of a sequence."""
@@ -41,18 +41,18 @@ class PolicySampler(ABC, Generic[Search, Server]):
     async def sample(
         self, search: Search, branches: Sequence[Branch], sampling: Sampling
     ) -> Sequence[DrawnStep]:
-        """As ``expand``, what was drawn itself; none of it joins the search's paths."""
+        """``expand``, but returns the drawn steps, which are not added to the search's paths."""
 
     @abstractmethod
     async def sum_logprobs(
         self, search: Search, paths: Sequence[Path], start: int
     ) -> list[tuple[float, int]]:
-        """Of each path's tokens from position ``start`` on: the sum of their log-probabilities, and
-        how many they are."""
+        """For each path: the sum of the log-probabilities of its tokens from position ``start`` on,
+        and the number of these tokens."""
 
     def _stops_of(self, branches: Sequence[Branch], sampling: Sampling) -> StopStrings:
-        """How these steps end. Raises PrefixTooLong; EngineError for what cannot be drawn: servers
-        look for a reply under a grammar from where a request begins."""
+        """The stop strings of these steps. Raises PrefixTooLong; EngineError for what cannot be
+        drawn, such as the rest of a reply under a grammar: servers begin it with the request."""
         for branch in branches:
             if len(branch.tokens) + branch.limit > self._context:
                 raise PrefixTooLong(
@@ -68,7 +68,7 @@ class PolicySampler(ABC, Generic[Search, Server]):
             raise EngineError(str(error)) from None
 
     def _finish(self, search: Search, steps: Sequence[DrawnStep]) -> list[Step]:
-        """Steps that are complete, and their paths that children may be forked from."""
+        """The complete steps; their paths, from which children may be drawn, join the search."""
         for step in steps:
             branch, path = step.branch, step.path
             if step.has_logprobs:

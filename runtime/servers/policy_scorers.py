@@ -1,4 +1,4 @@
-"""Rewards that the policy itself gives, on whatever servers it is: as a judge, or by likelihood."""
+"""Rewards that the policy itself gives, on any kind of servers: as a judge, or by likelihood."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ S = TypeVar("S", bound=ServedSearch)
 
 
 class PolicyJudge(Generic[S]):
-    """Asks the policy itself, by a judge's template."""
+    """Has the policy judge trajectories, by a judge's template."""
 
     def __init__(self, sampler: PolicySampler[S, Any], judge: Judge) -> None:
         self._sampler = sampler
@@ -25,8 +25,8 @@ class PolicyJudge(Generic[S]):
     async def score(
         self, search: S, prompt: Path, question: str, trajectories: Sequence[Trajectory]
     ) -> list[float]:
-        """One reward a trajectory; the verdicts' tokens are not the search's steps."""
-        del prompt  # the judge's template has one of its own
+        """One reward a trajectory; the verdicts do not become steps of the search."""
+        del prompt  # the judge's template makes its own prompt
         judge, verdict_search = self._judge, search.apart()
         branches = [branch for t in trajectories for branch in self._votes(question, t)]
         verdicts = await self._sampler.sample(verdict_search, branches, judge.sampling)
@@ -49,7 +49,7 @@ class PolicyJudge(Generic[S]):
 
 
 class LikelihoodScorer(Generic[S]):
-    """exp of the policy's mean log-probability a token; steps drawn elsewhere are read."""
+    """exp of the policy's mean log-probability a token; only steps not drawn here are read."""
 
     def __init__(self, sampler: PolicySampler[S, Any]) -> None:
         self._sampler = sampler
@@ -57,7 +57,7 @@ class LikelihoodScorer(Generic[S]):
     async def score(
         self, search: S, prompt: Path, question: str, trajectories: Sequence[Trajectory]
     ) -> list[float]:
-        """One reward a trajectory; ``question`` is in the prompt."""
+        """One reward a trajectory; ``question`` is unused, since the prompt holds it."""
         del question
         search.prompt = search.prompt or prompt
         paths = [_path(prompt, trajectory.steps) for trajectory in trajectories]
@@ -76,7 +76,7 @@ def _path(prompt: Path, steps: Sequence[Path]) -> Path:
 
 
 def _total(search: ServedSearch, prompt: Path, steps: Sequence[Path]) -> tuple[float, int] | None:
-    """The sum of log-probabilities of steps drawn here and their tokens; None if one was not."""
+    """Sum of log-probabilities and tokens of ``steps``; None if one was not drawn here."""
     path, total, tokens = prompt, 0.0, 0
     for step in steps:
         path = (*path, *step)

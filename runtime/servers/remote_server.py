@@ -1,4 +1,4 @@
-"""A server that somebody else runs: its connections, whether it is there, and what it is."""
+"""A server that runs elsewhere: its connections, its health, and what it is."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from search.engine import EngineDown, EngineError
 log = logging.getLogger(__name__)
 
 KEEPALIVE_SECONDS = 2.0
-"""Below the servers' own 5 s: a connection that they are closing is not to be used again."""
+"""Below the servers' own 5 s, so that a connection that they are closing is not reused."""
 MOST_PORT = 65_535
 LOOK = 1.0
-"""Seconds that a look at a server takes at most: whoever asks for it waits no longer."""
+"""Most seconds that ``check`` waits for a health check."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerTimes:
-    """Seconds to connect, for an answer, for a sign of life, and until a server stands still."""
+    """Limits in seconds: to connect, for an answer, for a health check, and for silence."""
 
     connect: float = 10.0
     answer: float = 600.0
@@ -37,8 +37,8 @@ class ServerTimes:
 
 
 class RemoteServer(Liveness):
-    """Requests to one server, and looks at its health at ``health``. ``kind``: of server that it is
-    to be; ``stranger``: what is raised for another."""
+    """Requests to one server, and checks of its health at the path ``health``. ``kind``: of server
+    that is needed; ``stranger``: the error to raise for another kind."""
 
     health = "/health"
     kind = "HTTP"
@@ -48,9 +48,9 @@ class RemoteServer(Liveness):
         """``headers``: of every request, such as a key. Connects to nothing yet."""
         super().__init__(url.rstrip("/"), times.stall)
         self.wrong = ""
-        """Why it gets no work although it answers."""
+        """Why the server is given no requests although it answers; empty if it is the right one."""
         self.kv_tokens = 0
-        """The capacity of its KV; 0 where it is not known."""
+        """The capacity of its KV in tokens; 0 if it is not known."""
         self.full_waits: Callable[[], Iterable[float]] = partial(full_waits, times.answer)
         self._probe = times.probe
         self._answer = times.answer
@@ -65,11 +65,11 @@ class RemoteServer(Liveness):
         )
 
     async def meet(self) -> None:
-        """Learn what the server is. Raises EngineDown; WrongServer for another than is needed."""
+        """Learn what the server is. Raises EngineDown; WrongServer if it is not the one needed."""
         raise NotImplementedError
 
     async def fits(self) -> bool:
-        """Whether what answers again may have work: ``meet`` says so; why not is said once."""
+        """Whether a server that answers again is the right one, by ``meet``; logs a fault once."""
         wrong = ""
         try:
             await self.meet()
@@ -83,17 +83,17 @@ class RemoteServer(Liveness):
         return not wrong
 
     async def metrics(self) -> ServerMetrics:
-        """What the server counts itself. Raises EngineDown."""
+        """The server's own counts. Raises EngineDown."""
         raise NotImplementedError
 
     async def release(self, tree: str) -> None:
-        """The search is over, and its KV may go."""
+        """Tell the server that a search is over and its KV may be freed; by default nothing."""
 
     async def check(self) -> None:
-        """Look whether the server is there; ``up`` says what was found.
+        """Check the server's health; ``up`` holds the outcome.
 
-        A server may take a second for an answer, and more while it is busy: who asks waits for one,
-        and the look goes on.
+        A busy server may take longer than a second to answer: this waits for one second only, and
+        the health check goes on in the background.
         """
         if self._look is None or self._look.done():
             self._look = asyncio.create_task(self._look_once())
@@ -102,7 +102,7 @@ class RemoteServer(Liveness):
             self.lose(httpx.ReadTimeout("silent"))
 
     async def wait_full(self, seconds: float) -> None:
-        """Before the next attempt. Raises ReplicaLost where the server was lost meanwhile."""
+        """Wait before the next attempt. Raises ReplicaLost if the server was lost meanwhile."""
         await asyncio.sleep(seconds)
         if not self.up:
             raise self._lost_error()
@@ -118,7 +118,7 @@ class RemoteServer(Liveness):
     async def _look_once(self) -> None:
         try:
             response = await self._request("GET", self.health, timeout=self._probe)
-            if response.is_error and response.status_code != TOO_MANY:  # which a front end says
+            if response.is_error and response.status_code != TOO_MANY:  # 429 is from a front end
                 self.lose(f"status {response.status_code} of {self.health}")
         except httpx.ReadTimeout:
             pass  # silent so far
@@ -126,10 +126,10 @@ class RemoteServer(Liveness):
             self.lose(error)
 
     async def _get(self, path: str) -> httpx.Response:
-        """What it says of itself. Raises EngineDown, and ``stranger`` for what speaks no HTTP."""
+        """GET a path. Raises EngineDown, and ``stranger`` if what answers does not speak HTTP."""
         try:
             return await self._request("GET", path, timeout=self._probe)
-        except httpx.TimeoutException as error:  # busy: what it draws is on its way
+        except httpx.TimeoutException as error:  # busy, not lost: it may still answer requests
             raise EngineDown(f"{self.url} has not answered for {self._probe:g} s") from error
         except httpx.HTTPError as error:
             if speaks_otherwise(error):
@@ -138,13 +138,13 @@ class RemoteServer(Liveness):
             raise self.lose(error) from error
 
     async def _metrics_text(self) -> str:
-        """``/metrics``; empty where there are none."""
+        """The text of ``/metrics``; empty if there is none."""
         response = await self._get("/metrics")
         return response.text if response.is_success else ""
 
     async def _post(self, path: str, body: Any, waits: Iterable[float] | None = None) -> Any:
-        """Send a request, again while the server is full and so has not begun it: after as long as
-        it says, or ever longer."""
+        """Send a request; retry while the server is full, which means it has not begun it, after
+        the time that it states or after ``waits``. Raises EngineDown if it stays full."""
         response = await self._send(path, body)
         for wait in self.full_waits() if waits is None else waits:
             if response.status_code not in FULL:
@@ -166,19 +166,19 @@ class RemoteServer(Liveness):
             raise self.lose(error) from error
 
     async def _resend(self, path: str, body: Any) -> httpx.Response:
-        """A request whose connection ended before an answer."""
+        """Send a request again whose connection ended before an answer."""
         return await self._client.post(path, json=body)
 
     async def _request(self, method: str, path: str, **more: Any) -> httpx.Response:
-        """Once more on another connection where one ended without a word: a server that stood still
-        closes idle ones before it looks whether a request has come. One that is gone refuses."""
+        """Send a request, once more if its connection ends without an answer: a server that was
+        stuck closes idle connections before reading from them. A dead server refuses new ones."""
         try:
             return await self._client.request(method, path, **more)
         except CUT_OFF:
             return await self._client.request(method, path, **more)
 
     def _refuse(self, response: httpx.Response) -> None:
-        """Raise ReplicaLost or EngineError for an error's status."""
+        """Raise ReplicaLost for a server error's status, EngineError for another error's."""
         if response.is_server_error:
             raise self.lose(f"status {response.status_code}")
         if response.is_error:
@@ -192,7 +192,7 @@ class RemoteServer(Liveness):
 
 
 def check_url(name: str, url: str) -> None:
-    """Raises ValueError, saying ``name``, for what names no server."""
+    """Raises ValueError, which begins with ``name``, for a URL that names no server."""
     try:
         parts = httpx.URL(url)
     except httpx.InvalidURL as error:

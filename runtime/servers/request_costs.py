@@ -1,4 +1,4 @@
-"""What a search costs on servers, by what its requests say, and the paths it may come back to."""
+"""A search's costs on servers, from its requests, and the paths that it may return to."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Path = tuple[int, ...]
 
 @dataclass(slots=True)
 class RequestCosts:
-    """One search's costs, and the paths that it may come back to; ``flops``: of its policy."""
+    """One search's costs, and the paths that it may return to; ``flops``: of its policy."""
 
     flops: Flops = no_flops
     counters: Counters = field(default_factory=Counters)
@@ -22,10 +22,10 @@ class RequestCosts:
     _step_tokens: dict[Path, int] = field(default_factory=dict)
 
     def read(self, tokens: int, cached: int, *, known: bool, block: int = 1) -> None:
-        """A request's prefix was read, all but its ``cached`` first tokens.
+        """Count the reading of a request's prefix of ``tokens``, the first ``cached`` from cache.
 
-        ``known``: all but the last token was in the cache once; that one, drawn but never read,
-        belongs to decoding. ``block``: the server caches so many tokens together or none.
+        ``known``: all but the last token was in the cache before; the last one, drawn but never
+        read, belongs to decoding. ``block``: the server caches whole blocks of so many tokens.
         """
         fresh = tokens - cached
         expected = max(0, tokens - 1) // block * block if known else 0
@@ -38,22 +38,22 @@ class RequestCosts:
         self.counters.flops += self.flops(fresh, sum_of_contexts(cached, fresh), 1)
 
     def add_decoded(self, prefix: int, tokens: int) -> None:
-        """So many tokens were drawn after a prefix that was read."""
+        """Count ``tokens`` tokens drawn after a prefix of ``prefix`` tokens that was read."""
         self.counters.decoded_tokens += tokens
         self.counters.flops += self.flops(tokens - 1, sum_of_contexts(prefix, tokens - 1))
 
     def hold(self, node: int, path: Path, step_tokens: int) -> None:
-        """The search may come back to this node, whose last ``own`` tokens are its step."""
+        """Keep a node that the search may return to; the last ``step_tokens`` are its step."""
         if self._alive.add(node, path):
             self._step_tokens[path] = step_tokens
             self._held_tokens += step_tokens
             self.counters.kv_tokens_peak = max(self.counters.kv_tokens_peak, self._held_tokens)
 
     def mark_dead(self, nodes: Iterable[int]) -> None:
-        """The search will not come back to these."""
+        """Drop nodes that the search will not return to."""
         for path in self._alive.mark_dead(nodes):
             self._held_tokens -= self._step_tokens.pop(path)
 
     def knows(self, path: Path) -> bool:
-        """Whether a live step ends there."""
+        """Whether a step that is alive ends at this path."""
         return path in self._alive

@@ -1,6 +1,6 @@
-"""Through a router that people already run: what tells it which requests belong together.
+"""Headers that tell a router in front of servers which requests belong together.
 
-Of what a router returns it is seen, not trusted, whether it heeds that.
+Whether the router heeds them is checked by the share of tokens that were cached.
 """
 
 from __future__ import annotations
@@ -16,31 +16,31 @@ from typing import Any
 log = logging.getLogger(__name__)
 
 HEADERS = {"smg": "X-SMG-Routing-Key"}
-"""By name: what SMG (the SGLang model gateway) keys its policies ``manual`` and
-``consistent_hashing`` on."""
+"""Headers by router name. SMG, the SGLang model gateway, routes by this one under its policies
+``manual`` and ``consistent_hashing``."""
 NONE = "none"
 PATTERN = r"^(none|smg|header:[A-Za-z0-9-]+)$"
 KEY_BYTES = 12
 LEAST_TOKENS = 1000
-"""That were to be cached, before anything is said of it."""
+"""Tokens that must have been expected in the cache before a warning is given."""
 LEAST_SHARE = 0.95
-"""Of them, that are cached where trees are kept together."""
+"""The least share of them that is cached if the router keeps trees together."""
 
 _headers: ContextVar[Mapping[str, str] | None] = ContextVar("routing_headers", default=None)
 
 
 def current_headers() -> Mapping[str, str]:
-    """Those of the tree that the running task works for."""
+    """The routing headers of the tree that the current task works for."""
     return _headers.get() or {}
 
 
 class Routing:
-    """What every request of a tree says to a router, from its first on."""
+    """The header that every request of a tree carries for routers."""
 
     def __init__(self, name: str = NONE) -> None:
         """``name``: ``none``, ``smg``, or ``header:NAME`` for any router that keys on a header.
 
-        Raises ValueError for another one.
+        Raises ValueError for any other name.
         """
         if re.match(PATTERN, name) is None:
             raise ValueError(f"routing: {name!r}; none, smg or header:NAME is needed")
@@ -48,7 +48,7 @@ class Routing:
         self._warned = False
 
     def headers(self, tree: str) -> dict[str, str]:
-        """Of a tree's requests: they have one key, which tells nothing of the tree."""
+        """The headers of a tree's requests: the same hash for all, which hides the tree's name."""
         if self.header is None:
             return {}
         digest = hashlib.blake2b(tree.encode(), digest_size=KEY_BYTES).hexdigest()
@@ -56,7 +56,7 @@ class Routing:
 
     @contextmanager
     def of(self, tree: str) -> Iterator[None]:
-        """Requests that are sent meanwhile, by tasks begun meanwhile too, are the tree's."""
+        """In this context requests, also of tasks created in it, carry the tree's headers."""
         token = _headers.set(self.headers(tree))
         try:
             yield
@@ -64,8 +64,8 @@ class Routing:
             _headers.reset(token)
 
     def check(self, expected: int, missing: int) -> None:
-        """``missing`` of the tokens that trees had read before were not cached: said once where
-        that are too many for trees that are kept together."""
+        """Warn once if too many tokens were not cached for trees that are kept together;
+        ``expected``: tokens that trees had read before, of which ``missing`` were not cached."""
         share = 1 - missing / max(1, expected)
         if self.header is None or self._warned or expected < LEAST_TOKENS or share >= LEAST_SHARE:
             return
@@ -78,7 +78,7 @@ class Routing:
 
 
 def unsigned(body: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A request as routers read it: its seed's 64 bits without a sign."""
+    """A request with its seed's 64 bits unsigned, as routers demand."""
     params = body["sampling_params"]
     if params.get("sampling_seed", 0) >= 0:
         return body

@@ -1,4 +1,4 @@
-"""What engines on other people's servers have in common: fleets, searches under way, their end."""
+"""The common part of engines on servers that run elsewhere: fleets, searches and their end."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from search.counters import Counters, EngineCounters, Usage, combined
 from search.engine import Branch, Capabilities, EngineError, Hint, Sampling, Step, Trajectory
 
 WATCH_SECONDS = 1.0
-"""Between looks at servers that are up."""
+"""Seconds between checks of servers that are up."""
 
 Search = TypeVar("Search", bound=ServedSearch)
 Server = TypeVar("Server", bound=RemoteServer)
@@ -35,7 +35,7 @@ Asker = TypeVar("Asker", bound=ServedSearch, contravariant=True)
 
 
 class ServedScorer(Protocol[Asker]):
-    """Gives a search its rewards."""
+    """Computes rewards for a search."""
 
     async def score(
         self,
@@ -52,8 +52,8 @@ class ServedScorer(Protocol[Asker]):
 class ServedEngine(ABC, Generic[Search, Server, Sampler]):
     """A client of servers, made with its ``start``. Belongs to the event loop it started in.
 
-    The servers own the KV. A search stays on one of each kind, and goes on from its token ids on
-    another one when that is lost.
+    The servers own the KV. A search stays on one server of each kind; when that is lost, it
+    continues from its token ids on another one.
     """
 
     _policy: Fleet[Server]
@@ -76,10 +76,10 @@ class ServedEngine(ABC, Generic[Search, Server, Sampler]):
         self._start_seconds = options.start_seconds
 
     async def connect(self) -> Self:
-        """Itself, when every server has answered and it is known what each is.
+        """Wait until every server has answered and is identified; returns the engine itself.
 
-        Raises what is wrong with a server: ValueError, OSError, RewardMissing; EngineDown for one
-        that does not answer in ``start_seconds``.
+        Raises ValueError, OSError or RewardMissing for a wrong server, EngineDown for one that does
+        not answer in ``start_seconds``.
         """
         try:
             await wait_for_all((self._policy, self._rewards), self._start_seconds)
@@ -93,7 +93,7 @@ class ServedEngine(ABC, Generic[Search, Server, Sampler]):
 
     @property
     def capabilities(self) -> Capabilities:
-        """What this engine can do; constant while it lives."""
+        """What this engine can do; constant once it has started."""
         return self._capabilities
 
     @property
@@ -103,12 +103,12 @@ class ServedEngine(ABC, Generic[Search, Server, Sampler]):
 
     @property
     def moves(self) -> int:
-        """How often a search has gone on at another server."""
+        """How often a search has moved to another server."""
         return self._policy.moves + self._rewards.moves
 
     @property
     def sent_again(self) -> int:
-        """How many requests were sent anew since their server was lost."""
+        """How many requests were sent again because their server was lost."""
         return self._policy.sent_again + self._rewards.sent_again
 
     async def expand(self, tree: str, branches: Sequence[Branch], sampling: Sampling) -> list[Step]:
@@ -116,7 +116,7 @@ class ServedEngine(ABC, Generic[Search, Server, Sampler]):
         return await self._sampler.expand(self._search(tree), branches, sampling)
 
     def hint(self, tree: str, hint: Hint) -> None:
-        """What died is not held any more."""
+        """Drop the nodes that died from the paths that the search holds."""
         self._search(tree).costs.mark_dead(hint.dead)
 
     async def score(
@@ -138,7 +138,7 @@ class ServedEngine(ABC, Generic[Search, Server, Sampler]):
         return await self._embedder.embed(trajectories)
 
     async def release(self, tree: str) -> Counters:
-        """Stop what is under way for a tree; what it cost, all zero for one never seen."""
+        """Stop all work for a tree; returns what it cost, all zero for an unknown tree."""
         search = self._searches.pop(tree, None)
         if search is None:
             return Counters()
@@ -146,11 +146,11 @@ class ServedEngine(ABC, Generic[Search, Server, Sampler]):
         return search.costs.counters
 
     async def abort(self, tree: str) -> None:
-        """Stop everything under way for a tree: those calls raise EngineError."""
+        """Stop all work for a tree: its pending calls raise EngineError."""
         await self.release(tree)
 
     async def usage(self) -> Usage:
-        """The servers' own reports; where they give none, what was asked of them."""
+        """The servers' own counts; where they give none, those of the requests."""
         policy, reward = await asyncio.gather(self._policy.metrics(), self._rewards.metrics())
         self._policy.up()
         self._peak = max(self._peak, policy.held)
@@ -170,13 +170,13 @@ class ServedEngine(ABC, Generic[Search, Server, Sampler]):
         )
 
     async def health(self) -> None:
-        """Raise EngineDown unless a server of each model is there. In a second it answers, or is
-        busy, or has stood still for ``stall_seconds`` and is lost."""
+        """Raise EngineDown unless a server of each model is up. Takes about a second: a server that
+        does not answer by then counts as busy, and as lost after ``stall_seconds`` of silence."""
         fleets = [fleet for fleet in (self._policy, self._rewards) if fleet.replicas]
         await asyncio.gather(*(fleet.check() for fleet in fleets))
 
     async def close(self) -> None:
-        """Stop what is under way and close all connections; the servers go on."""
+        """Stop all work and close all connections; the servers keep running."""
         if self._watching is not None:
             self._watching.cancel()
         searches = list(self._searches.values())
@@ -188,39 +188,39 @@ class ServedEngine(ABC, Generic[Search, Server, Sampler]):
 
     @abstractmethod
     def _build(self) -> None:
-        """What depends on what the servers are. Raises ValueError where they do not serve."""
+        """Build what depends on the servers. Raises ValueError if they are unsuitable."""
 
     @abstractmethod
     def _search(self, tree: str) -> Search:
-        """What is known of a tree, which may be new."""
+        """The state of a tree's search, made if it is new."""
 
     @abstractmethod
     async def _end(self, search: Search) -> None:
-        """Stop what is under way for a search, which its servers may let go of."""
+        """Stop all work for a search, and let its servers free its KV."""
 
     async def _stop(self, searches: Sequence[Search]) -> None:
-        """Give up what is under way for them."""
+        """Stop all work for these searches."""
         await asyncio.gather(*(search.stop() for search in searches))
 
     def _charge(self, search: Search) -> None:
-        """A search is over: what it cost is the engine's."""
+        """Add the costs of a search that is over to the engine's."""
         self._past += search.costs.counters
         self._routing.check(self._past.expected_tokens, self._past.rehydrated_tokens)
 
     async def _watch(self) -> None:
-        """Look at the servers now and then, so that one that stands still is noticed whoever
-        asks."""
+        """Check the servers every ``WATCH_SECONDS``, so that one that is stuck is noticed without a
+        request."""
         for number in count(1):
             await asyncio.sleep(WATCH_SECONDS)
             with suppress(EngineError):
                 await self._look(number)
 
     async def _look(self, number: int) -> None:
-        """The ``number``th look."""
+        """Do the ``number``-th check of the servers."""
         await self.health()
 
     def _totals(self, policy: ServerMetrics, reward: ServerMetrics) -> EngineCounters:
-        """All searches together; what the servers count themselves, they know better."""
+        """The counts of all searches, replaced by the servers' own where they have some."""
         searches = (search.costs.counters for search in self._searches.values())
         totals = EngineCounters.of(
             combined(Counters, (self._past, *searches)),
@@ -238,7 +238,7 @@ class ServedEngine(ABC, Generic[Search, Server, Sampler]):
         return totals
 
     def _overhead(self, paths: Paths | None) -> tuple[int, int]:
-        """Tokens that a scorer reads besides a reply's own, once and a step (``Capabilities``)."""
+        """Tokens that a scorer reads beyond a reply's, once and a step (see ``Capabilities``)."""
         if paths is not None:
             return overhead_of(paths)
         return (0, 0) if self._judge is None else self._judge.overhead()
@@ -248,7 +248,7 @@ def fingerprint_of(
     engine: str, options: ServerOptions, form: RewardFormat, facts: Sequence[str]
 ) -> str:
     """The engine's name and 16 hex digits over what a tree depends on besides its request;
-    ``served``: what the servers say of themselves."""
+    ``facts``: what the servers say about themselves."""
     parts = [options.version, repr(form), options.embedder, str(options.encoder), *facts]
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()
     return f"{engine}-{digest[:16]}"

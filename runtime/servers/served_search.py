@@ -1,4 +1,4 @@
-"""A search under way on servers: what it has drawn, read and cost, and its end."""
+"""A search in progress on servers: what it has drawn, read and cost, and its end."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ T = TypeVar("T")
 
 @dataclass(eq=False, slots=True)
 class ServedSearch:
-    """What is known of one search, whose requests end together.
+    """The state of one search, whose requests are stopped together.
 
-    ``read``: the paths that its policy server has had in its cache; ``logprobs``: of each path the
-    last step's sum and number of tokens; ``spelt``: what the reward model reads of its steps.
+    ``cached_paths``: those that its policy server has had in its cache; ``logprobs``: by path the
+    last step's sum and number of tokens; ``spelt``: ids of its steps for the reward model.
     """
 
     tree: str
@@ -35,28 +35,28 @@ class ServedSearch:
 
     @property
     def namespace(self) -> str:
-        """Cached tokens serve trees of the same one alone; empty: the common one."""
+        """Trees share cached tokens only within a namespace; empty: the common one."""
         return self.tree.rpartition("/")[0]
 
     def apart(self) -> Self:
-        """The same search with costs and paths of their own (what ``__init__`` does not take):
-        stopped with it."""
+        """A copy with separate costs and paths (the fields that ``__init__`` does not take), which
+        is stopped together with this search."""
         return replace(self, costs=RequestCosts(self.costs.flops), prompt=())
 
     def begin(self, branches: Iterable[Branch]) -> None:
-        """The prompt is what the first draws go on from, or the shortest of that."""
+        """Set the prompt, if it is not set: the shortest prefix of the first branches."""
         self.prompt = self.prompt or min((branch.tokens for branch in branches), key=len)
 
     def on(self, server: RemoteServer) -> None:
-        """The next request goes there; another server than the last has read nothing yet, nor has
-        one that was lost since."""
+        """Note that the next request goes to ``server``; if it is another one than before, or was
+        lost since, nothing counts as cached there."""
         life = server, server.failures
         if life != self._server:
             self.cached_paths.clear()
         self._server = life
 
     async def together(self, works: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-        """What all of them come to, in order; when one fails, the others are given up.
+        """The results of all, in order; when one fails, the others are cancelled.
 
         Raises EngineError if the search was stopped meanwhile.
         """
@@ -75,7 +75,7 @@ class ServedSearch:
             self._tasks.difference_update(tasks)
 
     async def stop(self) -> None:
-        """Give up what is under way."""
+        """Cancel all work of the search, and wait for its end."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()

@@ -1,4 +1,4 @@
-"""What may be wrong with a server, and what it says when it refuses."""
+"""Errors of servers, and the messages of their refusals."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from search.engine import EngineDown
 
 TOO_MANY = 429
 FULL = frozenset({TOO_MANY, 503})
-"""Statuses of a server that has not begun the request: it may be sent again."""
+"""Statuses of a full server, which has not begun the request: it may be sent again."""
 NOT_FOUND = 404
 KEY_NEEDED = frozenset({401, 403})
 CUT_OFF = (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError)
-"""A connection ended before an answer."""
+"""Errors of a connection that ended before an answer."""
 MESSAGE_LETTERS = 200
 
 
 class ReplicaLost(EngineDown):
     """A server does not answer any more, or is at fault; another one may answer.
 
-    ``answered``: it gave an answer, which says that it is at fault.
+    ``answered``: whether it gave an answer, which was a server fault.
     """
 
     def __init__(self, message: str, *, answered: bool = False) -> None:
@@ -28,11 +28,11 @@ class ReplicaLost(EngineDown):
 
 
 class WrongServer(ValueError):
-    """A server is not the one that is needed; names both sides and the cure."""
+    """A server is not the one needed; the message names the difference and the remedy."""
 
 
 def refusal_message(response: httpx.Response) -> str:
-    """The message of a refusal."""
+    """The message in a refusal's body; without one its status and first characters."""
     try:
         error = response.json()["error"]
         return str(error["message"] if isinstance(error, dict) else error)

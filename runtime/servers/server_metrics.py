@@ -1,4 +1,4 @@
-"""What servers count themselves, by their ``/metrics``."""
+"""Counts from servers' ``/metrics``."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _LINE = re.compile(r"^(\w+:\w+)(?:\{[^}]*\})? ([-+.\deE]+)$", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class ServerMetrics:
-    """Tokens and requests, totals since the servers' start; what a server does not report is 0.
+    """Tokens and requests, now or in total since the servers' start; 0 if a server does not say.
 
     ``held``: in use by running requests, and with our plug-in by all searches in flight;
-    ``cached``: evictable beside that; ``evicting``: seconds spent on making room.
+    ``cached``: evictable tokens besides; ``evicting``: seconds spent on eviction.
     """
 
     held: int = 0
@@ -32,13 +32,13 @@ class ServerMetrics:
 
     @classmethod
     def sum_of(cls, metrics: Sequence[ServerMetrics]) -> Self:
-        """Those of several servers together."""
+        """The sums over several servers."""
         names = [field.name for field in fields(cls)]
         return cls(**{name: sum(getattr(part, name) for part in metrics) for name in names})
 
 
 def series_sums(text: str) -> defaultdict[str, float]:
-    """By series of ``/metrics``, the sum over its labels; 0 for one that is not there."""
+    """The sum over all labels for each series of ``/metrics``; 0 for a missing series."""
     sums: defaultdict[str, float] = defaultdict(float)
     for name, value in _LINE.findall(text):
         sums[name] += float(value)

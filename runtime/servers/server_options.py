@@ -1,4 +1,4 @@
-"""What every engine over servers is started with."""
+"""The options that all engines over servers share."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from runtime.servers.text_embedder import EmbedderName
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerOptions:
-    """``reward_format``: a name or a ``.json`` file. ``embedder``: what embeds steps: letters
-    alone, the checkpoint ``encoder``, or the server ``endpoint``.
+    """``reward_format``: a name or a ``.json`` file. ``embedder``: what embeds steps: n-grams of
+    letters, the checkpoint ``encoder``, or the server ``endpoint``.
 
     Seconds: ``connect_seconds`` to reach a server, ``answer_seconds`` for one request,
-    ``probe_seconds`` for a sign of life, ``start_seconds`` for the servers to be there at start,
-    ``stall_seconds`` without a byte after which one that owes an answer is taken for lost,
-    ``recovery_seconds`` that a search waits for a lost one where there is no other.
-    ``routing``: what routers at the URLs are told of trees, see ``routing.Routing``. ``version``
-    goes into the fingerprint.
+    ``probe_seconds`` for a health check, ``start_seconds`` for the servers to be up at start,
+    ``stall_seconds`` without a byte after which a server that owes an answer counts as lost,
+    ``recovery_seconds`` that a search waits for a server when all are lost.
+    ``routing``: headers for routers at the URLs, see ``routing.Routing``. ``version`` goes into
+    the fingerprint.
     """
 
     reward_format: str = "none"
@@ -38,7 +38,7 @@ class ServerOptions:
 
     @property
     def times(self) -> ServerTimes:
-        """How long a server may take."""
+        """The time limits of requests to a server."""
         return ServerTimes(
             self.connect_seconds, self.answer_seconds, self.probe_seconds, self.stall_seconds
         )

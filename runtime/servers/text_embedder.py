@@ -1,4 +1,4 @@
-"""Vectors of steps' texts, made here: servers give no hidden states away."""
+"""Vectors of steps' texts, computed on this side because servers return no hidden states."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ EmbedderName = Literal["lexical", "encoder", "endpoint"]
 
 
 class TextEmbedder:
-    """By letters alone, by a sentence encoder, or by an embeddings server."""
+    """Embeds texts by n-grams of letters, a sentence encoder, or an embeddings server."""
 
     def __init__(
         self, name: EmbedderName, encoder: str | Path | None, endpoint: EndpointOptions | None
     ) -> None:
-        """``encoder``: a checkpoint's folder, read by ``load``; connects to nothing yet."""
+        """``encoder``: a checkpoint's folder, read by ``load``. No connection is made yet."""
         self._encoder = encoder if name == "encoder" else None
         self._endpoint = Endpoint(endpoint) if name == "endpoint" and endpoint else None
         self._embed_texts = embed_texts
 
     async def load(self) -> None:
-        """Read the encoder, where there is one. Raises ValueError for a folder without."""
+        """Read the encoder, if one is used. Raises ValueError for a folder without one."""
         if self._encoder is not None:
             from runtime.embedders.encoder import Encoder  # torch: only who needs it waits
 
@@ -41,6 +41,6 @@ class TextEmbedder:
         return await asyncio.to_thread(self._embed_texts, texts)
 
     async def close(self) -> None:
-        """Close its connections."""
+        """Close the endpoint's connections."""
         if self._endpoint is not None:
             await self._endpoint.close()

@@ -1,4 +1,4 @@
-"""Nobody waits in silence: what a start waits for is said at once, and now and then."""
+"""Reports what a start waits for, waits before retries, and words for failed requests."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ import httpx
 T = TypeVar("T")
 
 FIRST_SECONDS = 0.5
-"""What is there already answers sooner: nothing is said of it."""
+"""Seconds until the first report: a server that is there already answers sooner."""
 REPORT_SECONDS = 10.0
-"""Between two lines of one wait."""
+"""Seconds between two reports of one wait."""
 FIRST_WAIT, LONGEST_WAIT = 0.1, 3.2
-"""Until a server that is full is asked again."""
+"""Seconds until a full server is asked again: the first and the longest wait."""
 
 
 def full_waits(seconds: float) -> Iterator[float]:
-    """Between attempts at a server that is full, ever longer, ``seconds`` in all. A search whose
-    deadline is sooner does not wait for the last."""
+    """Growing waits between attempts at a full server, ``seconds`` in total. A search whose
+    deadline is sooner is cancelled before the last."""
     wait = FIRST_WAIT
     while seconds > 0:
         yield min(wait, seconds)
@@ -31,13 +31,13 @@ def full_waits(seconds: float) -> Iterator[float]:
 
 
 def retry_after(response: httpx.Response, wait: float) -> float:
-    """Seconds until a full server wants to be asked again; ``wait`` where it says nothing."""
+    """Seconds until a full server wants to be asked again; ``wait`` if it does not say."""
     header = response.headers.get("retry-after", "")
     return float(header) if header.isdecimal() else wait
 
 
 async def report_while(work: Coroutine[Any, Any, T], say: Callable[[float], None]) -> T:
-    """What ``work`` gives; while it is at work ``say`` is called with the seconds it has taken."""
+    """The result of ``work``; until it is there ``say`` is called with the seconds elapsed."""
     start = time.monotonic()
     task = asyncio.create_task(work)
     pause = FIRST_SECONDS
@@ -53,7 +53,7 @@ async def report_while(work: Coroutine[Any, Any, T], say: Callable[[float], None
 
 
 def reason_of(error: httpx.HTTPError) -> str:
-    """Why nothing came back, in words: the system's own where it has some."""
+    """Why there was no answer, in words: the operating system's if it has some."""
     if isinstance(error, httpx.ConnectTimeout):
         return "no connection in time"
     if isinstance(error, httpx.TimeoutException):
@@ -67,7 +67,7 @@ def reason_of(error: httpx.HTTPError) -> str:
 
 
 def speaks_otherwise(error: httpx.HTTPError) -> bool:
-    """Whether something answers there that speaks no HTTP, or TLS where we do not, or we alone."""
+    """Whether what answers there does not speak HTTP, or only one of both sides speaks TLS."""
     garbled = isinstance(error, httpx.RemoteProtocolError) and "disconnected" not in str(error)
     return garbled or any(
         isinstance(cause, ssl.SSLError) and not isinstance(cause, ssl.SSLWantReadError)
@@ -76,7 +76,7 @@ def speaks_otherwise(error: httpx.HTTPError) -> bool:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """An error, what it came from, and the parts of groups among that."""
+    """An error, its chain of causes, and the members of exception groups among them."""
     cause: BaseException | None = error
     while cause is not None:
         yield cause

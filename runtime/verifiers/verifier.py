@@ -66,7 +66,7 @@ class Verifier(Protocol):
 
 
 def must_be_scores(answer: Any, count: int) -> list[float]:
-    """A verifier's answer, checked, and rounded as rewards are. Raises VerifierFailed saying why."""
+    """A verifier's answer, rounded as rewards are. Raises VerifierFailed naming what is wrong."""
     if not isinstance(answer, list):
         raise VerifierFailed(f"the verifier gave {type(answer).__name__}; a list is needed")
     if len(answer) != count:
