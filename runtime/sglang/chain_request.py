@@ -1,4 +1,4 @@
-"""Steps that no reward steers, drawn as one chain: our plug-in on the server knows their ends."""
+"""Chains of steps that no reward steers, drawn in one request: our plug-in finds step ends."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ SPARE = 3
 
 @dataclass(slots=True)
 class ChainLengths:
-    """How much of a chain is asked for at once: SPARE times what chains took on the average so far.
+    """How many tokens of a chain are asked for at once: SPARE times the mean of chains so far.
 
-    SGLang lets in fewer requests at a time the more each may draw. A longer chain goes on in a
-    request of its own.
+    SGLang admits fewer requests at a time the more each may draw. A longer chain continues in
+    another request.
     """
 
     _tokens: int = 0
@@ -33,24 +33,24 @@ class ChainLengths:
 
     @property
     def most(self) -> int:
-        """In tokens."""
+        """Most tokens of a chain to ask for at once."""
         return max(FEWEST_TOKENS, SPARE * self._tokens // max(1, self._chains))
 
     def saw(self, tokens: int) -> None:
-        """One has been drawn."""
+        """Record a drawn chain of ``tokens`` tokens."""
         self._tokens += tokens
         self._chains += 1
 
 
 def is_chain(request: StepRequest) -> bool:
-    """Whether a step that is about to begin will be followed by others, whatever rewards say."""
+    """Whether a step that has no tokens yet will be followed by others regardless of rewards."""
     ahead = request.branch.ahead
     return ahead is not None and ahead.steps > 0 and not request.tokens
 
 
 def say_chains(replica: Replica) -> None:
-    """Chains that no reward steers are one request where a server knows each token before it draws
-    the next one; elsewhere they go round by round (``split_chains`` counts them)."""
+    """Warn if a server cannot draw chains in one request because it draws tokens before the last
+    one is known; chains go round by round there (``split_chains`` counts them)."""
     if replica.seeds and not replica.chains and not replica.routed:
         log.warning(
             "%s draws tokens before the last one is known (SGLang's overlap scheduler, drafts): "
@@ -68,8 +68,8 @@ def chain_body(
     most: int,
     first: bool,
 ) -> dict[str, Any]:
-    """The body that asks for a step and those that follow it, ``most`` tokens of them; the
-    ``first`` one of a list brings along how steps end."""
+    """The body that asks for a step and those after it, about ``most`` tokens in all; the
+    ``first`` one of a list carries ``ends``."""
     ahead = request.branch.ahead
     assert ahead is not None, "it is a chain"
     seeds = tuple(map(sampling_seed, (request.branch.seed, *ahead.chain_seeds())))
@@ -83,8 +83,8 @@ def chain_body(
 
 
 def take_chain(request: StepRequest, answer: Mapping[str, Any]) -> list[StepRequest]:
-    """Give a step what is its own of what was drawn; the steps that follow it, of which the last
-    one may have to go on.
+    """Give a step its share of the drawn tokens; returns the steps after it, of which the last one
+    may be incomplete.
 
     Raises EngineError for an answer without a token.
     """

@@ -1,6 +1,6 @@
-"""Whether a SGLang server is the one that a search needs, by what it says of itself and by the
-files that it names where they can be read here. Nothing is drawn or scored to find out: a server of
-embeddings that is asked for a verdict ends, and so does one that reads an id it does not have."""
+"""Checks whether a SGLang server is the one needed, by what it says about itself and by the files
+it names if they can be read here. Nothing is drawn or scored for that: an embedding server asked
+for a verdict crashes, and so does a server that reads an id it does not have."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from runtime.text import Text
 Json = Mapping[str, Any]
 
 PROBE = "Is it so?\n\n12,345 + 6 = 12,351 (x_1, 'naïve'): Σ of ten SENTENCES of words, ки 好."
-"""What a server's tokenizer is asked to spell where its files cannot be read."""
+"""The text that a server's tokenizer is asked to encode if its files cannot be read."""
 PROBED = 0.75
-"""The share of its ids that is compared, the last ones: how a text begins is a matter of taste."""
+"""The share of its ids that is compared, from the end: tokenizers differ in how texts begin."""
 RESERVED_TOKENS = 16
-"""More of the context than SGLang keeps for itself."""
+"""An upper bound of the context's tokens that SGLang reserves for itself."""
 COMPARED = (
     "hidden_size",
     "num_hidden_layers",
@@ -37,8 +37,8 @@ COMPARED = (
 
 @dataclass(frozen=True)
 class ServerInfo:
-    """What a server says of itself: ``/server_info``, ``/model_info`` (empty where it has none) and
-    the ids that ``/tokenize`` makes of ``PROBE`` (None: not asked, or no answer)."""
+    """What a server says about itself: ``/server_info``, ``/model_info`` (empty if it has none) and
+    the ids of ``PROBE`` by ``/tokenize`` (None: not asked, or no answer)."""
 
     server: Json
     model: Json = field(default_factory=dict)
@@ -46,28 +46,28 @@ class ServerInfo:
 
     @property
     def embeds(self) -> bool | None:
-        """Whether it gives embeddings and no text; None if it does not say."""
+        """Whether it gives embeddings instead of text; None if it does not say."""
         generates = self.model.get("is_generation")
         return self.server.get("is_embedding") if generates is None else not generates
 
     @property
     def architecture(self) -> str | None:
-        """The class that it runs."""
+        """The name of its model's class; None if it does not say."""
         return (self.model.get("architectures") or [None])[0]
 
     @property
     def model_path(self) -> str | None:
-        """The model that it runs, as it was told it."""
+        """Its model's path, as given when it was started."""
         return self.model.get("model_path") or self.server.get("model_path")
 
     @cached_property
     def checkpoint(self) -> Checkpoint | None:
-        """Its model's folder, or what this machine's cache has of it; None if neither is here."""
+        """Its model's folder, or the hub's cache of it on this machine; None if neither is here."""
         return _readable(self.model_path)
 
     @cached_property
     def tokenizer(self) -> Checkpoint | None:
-        """The same of its tokenizer's."""
+        """The same for its tokenizer."""
         path = self.model.get("tokenizer_path") or self.server.get("tokenizer_path")
         return _readable(path or self.model_path)
 
@@ -79,7 +79,7 @@ def _readable(path: str | None) -> Checkpoint | None:
     if not (folder / "config.json").is_file():
         try:
             cached = try_to_load_from_cache(path, "config.json")
-        except HFValidationError:  # a path, and no name of the hub's
+        except HFValidationError:  # a path, not a name on the hub
             return None
         if not isinstance(cached, str):
             return None
@@ -89,8 +89,8 @@ def _readable(path: str | None) -> Checkpoint | None:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Sentences. ``wrong``: why a server cannot be used; ``unknown``: what could not be compared;
-    ``notes``: what works, at a price."""
+    """The outcome, in sentences. ``wrong``: why a server cannot be used; ``unknown``: what could
+    not be compared; ``notes``: drawbacks of a server that can be used."""
 
     wrong: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
@@ -99,8 +99,8 @@ class Comparison:
 
 @dataclass(frozen=True)
 class ExpectedServer:
-    """What the servers of a kind are to be: ``text`` is of their model's folder, ``form`` the
-    format by which a reward server is read, None for the policy's."""
+    """What the servers of a kind must be: ``text`` of their model's folder, and the reward format
+    ``form`` of reward servers, None for the policy's."""
 
     kind: Literal["policy", "reward"]
     text: Text
@@ -108,27 +108,27 @@ class ExpectedServer:
 
     @property
     def setting(self) -> str:
-        """The option that names the model's folder."""
+        """The command line's option for the model's folder."""
         return "--model" if self.kind == "policy" else "--reward-model"
 
     @property
     def classifies(self) -> bool:
-        """Whether it is read as a server of embeddings."""
+        """Whether it must be an embedding server."""
         return self.form is not None and self.form.reads_hidden
 
     def spelt(self) -> list[int]:
-        """The ids of ``PROBE`` that a server's tokenizer is to give, too."""
+        """The ids of ``PROBE``, which a server's tokenizer must give too."""
         return self.text.encode(PROBE)
 
     def asks_tokenizer(self, info: ServerInfo) -> bool:
-        """Whether its tokenizer's files do not tell if it is ours."""
+        """Whether the server's own tokenizer must be asked, because its files do not suffice."""
         tokenizer = info.tokenizer
         if info.server.get("skip_tokenizer_init"):
             return False
         return tokenizer is None or self._checkpoint.same_tokenizer(tokenizer) is None
 
     def compare(self, info: ServerInfo) -> Comparison:
-        """A server with what is needed. Reads files."""
+        """Compare a server with what is needed. Reads files."""
         wrong = [*self._kind(info), *self._options(info)]
         differences, unknown = self._model(info)
         if differences:
@@ -145,7 +145,7 @@ class ExpectedServer:
         return Comparison(tuple(wrong), tuple(unknown), tuple(self._notes(info)))
 
     def head_faults(self, outputs: int | None, architecture: str | None) -> Iterator[str]:
-        """What is wrong with a head of so many outputs; nothing where that is not known."""
+        """What is wrong with a head of ``outputs`` outputs; nothing if that is None."""
         form = self.form
         if form is None or not form.reads_hidden or outputs is None:
             return
@@ -191,7 +191,7 @@ class ExpectedServer:
             yield "it is an embedding server, which draws nothing; start it without --is-embedding"
 
     def _options(self, info: ServerInfo) -> Iterator[str]:
-        """What it was started with that would change or end what is drawn there."""
+        """Faults in the options it was started with, which would change or prevent draws."""
         server = info.server
         if server.get("disaggregation_mode") not in (None, "null"):
             yield (
@@ -216,7 +216,7 @@ class ExpectedServer:
             yield "it reads every prefix again (--disable-radix-cache)"
 
     def _model(self, info: ServerInfo) -> tuple[list[str], list[str]]:
-        """How its model differs from ours, and what of that is not known."""
+        """How its model differs from ours, and what could not be compared."""
         ours, theirs = self._checkpoint, info.checkpoint
         different, unknown = [], []
         if info.architecture is None:
@@ -250,7 +250,7 @@ class ExpectedServer:
         return list(info.ids)[-last:] == ours[-last:]
 
     def _outputs(self, info: ServerInfo) -> tuple[int | None, str | None]:
-        """Outputs of its head, and the class that has it, as far as it is known."""
+        """The outputs of its head, and its model's class; None for what is not known."""
         checkpoint = info.checkpoint
         if checkpoint is not None:
             return checkpoint.head_outputs(), info.architecture or checkpoint.architecture
@@ -262,7 +262,7 @@ class ExpectedServer:
 
 
 def changes(before: Json, now: Json) -> Iterator[str]:
-    """What a server that came back can do no more, on which searches lean."""
+    """Abilities that searches rely on and that a server lacks after it came back."""
     had, has = (plugin_counts(info) or {} for info in (before, now))
     for name, ability in (("seeds", "draws by seed"), ("evicts", "evicts by our plug-in")):
         if had.get(name) and not has.get(name):
@@ -273,7 +273,7 @@ def changes(before: Json, now: Json) -> Iterator[str]:
 
 
 def _formats(*, hidden: bool) -> str:
-    """Names of the formats that read a head, or verdicts."""
+    """The names of the formats that read a head (``hidden``) or verdicts."""
     return ", ".join(
         form.name
         for form in REWARD_FORMATS.values()

@@ -1,7 +1,7 @@
-"""Several requests to a server as one: a list, whose items are answered as each is done.
+"""Sends several requests to a server as one list, whose items are answered as each is done.
 
-A list that is streamed tells of every item by itself: one that the server refuses or ends takes no
-other with it, and what is done early is of use early.
+A streamed list answers each item separately: an item that the server refuses or ends does not
+affect others, and early answers can be used early.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from runtime.sglang.replica import Json, Replica
 from search.engine import EngineDown, EngineError
 
 SHARED_FIELDS = frozenset({"priority"})
-"""What SGLang takes once for a list."""
+"""Fields that SGLang accepts only once for a whole list."""
 NO_END = b'"finish_reason":null'
-"""In what is told of an item that is not done."""
+"""Part of every event about an item that is not done."""
 
 Take = Callable[[int, Json], None]
 
@@ -29,10 +29,10 @@ Take = Callable[[int, Json], None]
 async def generate_list(replica: Replica, bodies: Sequence[Json], take: Take) -> None:
     """Have ``/generate`` answer ``bodies`` in one request, or one for each priority among them.
 
-    ``take`` gets each one's place and its answer, in the order in which they are done; each body
-    has an id. Items that a full server refuses are sent again after its ``full_waits``. Raises as
-    ``Replica.generate`` does, for the first item that fails; the others are given up then. A router
-    takes no lists with parameters for each item: it gets one request for each.
+    ``take`` gets each body's place and its answer, in the order of completion; each body must have
+    an id. Items that a full server refuses are sent again after its ``full_waits``. Raises as
+    ``Replica.generate`` does for the first item that fails, and gives up the others. A router does
+    not accept lists with parameters for each item: it gets one request for each.
     """
     if replica.routed:
         await _one_by_one(replica, bodies, take)
@@ -55,7 +55,7 @@ async def _one_by_one(replica: Replica, bodies: Sequence[Json], take: Take) -> N
 
 
 async def _together(works: Sequence[Coroutine[Any, Any, None]]) -> None:
-    """All of them; when one fails, the others are given up."""
+    """Run all coroutines; when one fails, cancel the others."""
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
         await asyncio.gather(*tasks)
@@ -65,7 +65,7 @@ async def _together(works: Sequence[Coroutine[Any, Any, None]]) -> None:
 
 
 def as_list(bodies: Sequence[Json]) -> dict[str, Any]:
-    """The body that asks for all of these, which name the same fields."""
+    """One streamed body for all of ``bodies``, which must have the same fields."""
     first = bodies[0]
     shared = {name: first[name] for name in first if name in SHARED_FIELDS}
     lists = {name: [body[name] for body in bodies] for name in first if name not in SHARED_FIELDS}
@@ -73,7 +73,7 @@ def as_list(bodies: Sequence[Json]) -> dict[str, Any]:
 
 
 class _Items:
-    """The items of one list that have no answer yet, by their places."""
+    """The items of one list that have no answer yet, by place."""
 
     def __init__(self, replica: Replica, items: dict[int, Json], take: Take) -> None:
         self._replica = replica
@@ -82,7 +82,7 @@ class _Items:
         self._attempts = 0
 
     async def to_the_end(self) -> None:
-        """Until every item is answered."""
+        """Send the items until each is answered. Raises EngineDown if the server stays full."""
         self._replica.under_way += len(self._remaining)
         try:
             for wait in chain(self._replica.full_waits(), [None]):
@@ -96,8 +96,8 @@ class _Items:
             self._replica.under_way -= len(self._remaining)
 
     async def _send(self) -> None:
-        """Once, and what is left once more where the connection ends without a word. How it ends
-        after the last answer is all the same."""
+        """Send the items once; if the connection is cut, send those that remain once more. How it
+        ends after the last answer does not matter."""
         try:
             try:
                 await self._send_remaining()
@@ -109,8 +109,8 @@ class _Items:
                 raise self._replica.lose(error) from error
 
     async def _send_remaining(self) -> None:
-        """Each time under ids of their own: two seconds after a list's answer SGLang stops what is
-        at work under an id of that list."""
+        """Send the items that remain, with new ids each time: two seconds after a list's answer
+        SGLang aborts whatever runs under an id of that list."""
         replica, bodies = self._replica, self._remaining.values()
         with replica.sent_again.under([body["rid"] for body in bodies], self._attempts) as rids:
             self._attempts += 1
@@ -118,7 +118,7 @@ class _Items:
             await self._stream(replica.schedule(fresh_bodies))
 
     async def _stream(self, bodies: Sequence[Json]) -> None:
-        """Take what comes; what is left afterwards was refused by a full server."""
+        """Take the answers; the items that remain afterwards were refused by a full server."""
         places, refusals = list(self._remaining), 0
         async with self._replica.open_stream("/generate", as_list(bodies)) as response:
             if response.status_code in FULL:
@@ -141,7 +141,7 @@ class _Items:
             raise self._replica.lose("it ended a list before its items")
 
     def _full(self, finish: Json) -> bool:
-        """Whether an item is to be sent again. Raises ReplicaLost or EngineError if it is not."""
+        """True for an item that must be sent again; else raises ReplicaLost or EngineError."""
         status = finish.get("status_code") or 0
         if status in FULL:
             return True
@@ -152,7 +152,7 @@ class _Items:
 
 
 async def _answers(response: httpx.Response) -> AsyncIterator[Json]:
-    """What a stream of events tells of items that are done, or of an error."""
+    """The events of a stream that are answers of complete items, or errors."""
     rest = b""
     async for piece in response.aiter_bytes():
         *events, rest = (rest + piece).split(b"\n\n")

@@ -30,12 +30,12 @@ from search.engine import EngineDown
 log = logging.getLogger(__name__)
 
 HOST = "127.0.0.1"
-"""Whoever reaches SGLang's port may flush its cache and stop its searches: nobody else does."""
+"""Only this machine may reach SGLang's port: any client may flush its cache and stop searches."""
 PORTS = range(20_000, 32_000)
 STUBS = Path(__file__).parent / "cpu" / "stubs"
 LOOK_SECONDS = 0.5
 SETTING = "HEDGEROW_"
-"""How the names of our settings begin; the plug-in reads none of them."""
+"""Prefix of our settings' environment variables; the plug-in reads none of them."""
 KILLED = -signal.SIGKILL
 REFUSED = {
     "--enable-custom-logit-processor": "it lets whoever reaches the port run code",
@@ -47,38 +47,38 @@ REFUSED = {
     "--api-key": f"the servers listen on {HOST} alone, and Hedgerow sends none",
     "--config": "a file could hold what is refused here",
 }
-"""Options of SGLang's. Its parser takes what a name begins with for the name, so that is refused,
-too: no other option of SGLang's is the beginning of one of these."""
+"""SGLang's options that are refused, with reasons. Its parser accepts prefixes of names, so these
+are refused too: no other option of SGLang's is a prefix of one of these."""
 ON_CPU = (
     *("--device", "cpu", "--attention-backend", "torch_native", "--dtype", "float32"),
     *("--disable-overlap-schedule", "--watchdog-timeout", "1200", "--sleep-on-idle"),
 )
-"""SGLang's plain PyTorch path, in the embedded engine's number type. For tests and trials.
+"""Options for SGLang's plain PyTorch path, in the embedded engine's number type, for tests.
 
-An idle server sleeps until a request comes: awake it would take a core from those at work.
+An idle server sleeps until a request comes, because polling would take a whole core.
 """
 
 COMPACT_JSON = "--constrained-json-disable-any-whitespace"
-"""Under a schema no reply goes on in blanks for good."""
+"""Keeps replies under a schema from being endless blanks."""
 BY_PREFIX = ("--schedule-policy", "dfs-weight")
-"""What begins alike is let in together: a small pool reads less again than in the order of arrival.
-(``lpm`` gives that up where more than 128 requests wait.) SGLang has no priorities beside it."""
+"""Admits requests with a common prefix together, so that a small KV pool recomputes less than in
+order of arrival (``lpm`` stops at 128 waiting requests). Excludes SGLang's priorities."""
 BY_PRIORITY = (
     *("--enable-priority-scheduling", "--retraction-policy", "priority"),
     *("--priority-scheduling-preemption-threshold", str(PRIORITY_UNITS)),
 )
-"""What nobody asked for yet gives way to all else; what was asked for only waits for its like."""
+"""Early work gives way to all other requests; these do not preempt each other."""
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchOptions:
-    """One SGLang server. ``python``: of the environment that SGLang is installed in.
+    """The options of one SGLang server. ``python``: of SGLang's environment.
 
     ``memory``: share of the device's memory that is free when the server starts, for weights and
     KV; ``kv_tokens``: most tokens of KV, None for what that share holds. ``seeds``, and a
-    ``kv_policy`` other than SGLang's ``lru``: what our plug-in does there, which is installed in
-    the same environment then. ``schedules``: it lets in by priority, so that it can draw early.
-    ``args``: more of SGLang's own options. ``log``: a file for what it says; None: our stderr.
+    ``kv_policy`` other than SGLang's ``lru``, need our plug-in in the same environment.
+    ``schedules``: requests are admitted by priority, so that steps can be drawn early.
+    ``args``: more of SGLang's own options. ``log``: a file for its output; None: our stderr.
     """
 
     model: str | Path
@@ -113,7 +113,7 @@ class LaunchOptions:
         return self.kv_policy in BACKENDS
 
     def command(self, port: int) -> list[str]:
-        """What is run."""
+        """The command line that starts the server."""
         return [
             *(str(self.python), "-m", "sglang.launch_server"),
             *("--model-path", str(self.model), "--host", HOST, "--port", str(port)),
@@ -129,12 +129,12 @@ class LaunchOptions:
         ]
 
     def environment(self) -> dict[str, str]:
-        """Ours without our settings, API keys among them, and what the server needs beside it."""
+        """Our environment without our settings, which hold API keys, and ``own_environment``."""
         ours = {name: value for name, value in os.environ.items() if not name.startswith(SETTING)}
         return ours | self.own_environment()
 
     def own_environment(self) -> dict[str, str]:
-        """Log-probabilities are the model's own, before temperature; on a CPU, our stand-ins."""
+        """Variables for log-probabilities before temperature, the plug-in, and stubs on a CPU."""
         variables = {"SGLANG_RETURN_ORIGINAL_LOGPROB": "1", "HF_HUB_OFFLINE": "1"}
         if not (self.seeds or self.evicts):
             variables["SGLANG_PLUGINS"] = "none"
@@ -150,8 +150,8 @@ class LaunchOptions:
 
 
 def free_port() -> int:
-    """A port that nobody listens on now, below those that outgoing connections get: a server binds
-    its own only once its model is loaded, and waits for ever if somebody has it by then."""
+    """A port that is free now, below the range for outgoing connections: a server binds its port
+    only once its model is loaded, and waits for ever if it is taken by then."""
     for port in random.SystemRandom().sample(PORTS, len(PORTS)):
         with socket.socket() as listener, contextlib.suppress(OSError):
             listener.bind((HOST, port))
@@ -161,23 +161,23 @@ def free_port() -> int:
 
 @dataclass(eq=False, slots=True)
 class LaunchedServer:
-    """A server's process, on one port for all of its lives."""
+    """A server's process, on the same port after each restart."""
 
     options: LaunchOptions
     port: int = field(default_factory=free_port)
     process: SupervisedProcess | None = None
     start_seconds: float = 600.0
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """One of those on a GPU starts at a time, since each measures the memory that is left."""
+    """Held while a server on a GPU starts, because each measures the memory that is free."""
     _output: ServerOutput | None = None
 
     @property
     def url(self) -> str:
-        """Where it listens."""
+        """The server's base URL."""
         return f"http://{HOST}:{self.port}"
 
     def start(self) -> None:
-        """Run it: it does not outlive us. Raises OSError if that cannot be done."""
+        """Start the process; it ends when we do. Raises OSError if it cannot be started."""
         options = self.options
         self.process = SupervisedProcess(
             options.command(self.port),
@@ -189,25 +189,25 @@ class LaunchedServer:
 
     @property
     def ended(self) -> int | None:
-        """How the process ended; None while it lives."""
+        """The process's exit status; None while it runs or before it was started."""
         return None if self.process is None else self.process.poll()
 
     def stop(self) -> None:
-        """End it and what it has started, by force if need be. Waits."""
+        """End the process and its descendants, by force if need be, and wait for the end."""
         if self.process is not None:
             self.process.end()
             self.process = None
 
     async def health(self) -> None:
-        """Raise EngineDown if no process of it runs."""
+        """Raise EngineDown if the process does not run."""
         if self.process is None:
             raise EngineDown(f"the SGLang server of {self.options.model} has not started")
         if self.ended is not None:
             raise EngineDown(self.end())
 
     async def restart(self) -> None:
-        """Start it again, and wait until it answers. Raises OSError, or EngineDown for one that
-        does not answer; none is left running then."""
+        """Stop it if it runs, start it, and wait until it answers. Raises OSError, or EngineDown if
+        it does not answer, after stopping it."""
         try:
             async with self.turn:
                 await asyncio.to_thread(self.stop)
@@ -220,8 +220,8 @@ class LaunchedServer:
             raise
 
     async def ready(self, seconds: float) -> None:
-        """Wait until it answers, and say so meanwhile. Raises EngineDown if it ends, or does not
-        answer in time."""
+        """Wait until the server answers, and log the wait. Raises EngineDown if it ends or does not
+        answer in ``seconds``."""
         model, start = self.options.model, time.monotonic()
 
         def say(elapsed: float) -> None:
@@ -249,7 +249,7 @@ class LaunchedServer:
                 await asyncio.sleep(LOOK_SECONDS)
 
     def end(self) -> str:
-        """How it ended, in words, its own last ones included."""
+        """A sentence with the process's exit status and its last line of output."""
         last_line = f": {self._last_line()}" if self._last_line() else ""
         hint = " (killed, as by the system when memory is short)" if self.ended == KILLED else ""
         return f"the SGLang server of {self.options.model} ended with {self.ended}{hint}{last_line}"
@@ -259,7 +259,7 @@ class LaunchedServer:
 
 
 class LaunchedServers:
-    """Servers that are started together, and again each by itself."""
+    """Servers that are started together, and restarted one by one."""
 
     def __init__(self, options: Sequence[LaunchOptions], start_seconds: float = 600.0) -> None:
         turn = asyncio.Lock()
@@ -268,9 +268,9 @@ class LaunchedServers:
         ]
 
     async def start(self) -> None:
-        """Run all, and wait until they answer.
+        """Start all servers, and wait until they answer.
 
-        Raises EngineDown or OSError for one that does not start; none is left running then.
+        Raises EngineDown or OSError if one does not start, after stopping the others.
         """
         try:
             await all_of(server.restart() for server in self.servers)
@@ -279,5 +279,5 @@ class LaunchedServers:
             raise
 
     async def close(self) -> None:
-        """End all."""
+        """Stop all servers."""
         await asyncio.gather(*(asyncio.to_thread(server.stop) for server in self.servers))

@@ -1,4 +1,4 @@
-"""What servers with our plug-in are told of a search, on its own requests."""
+"""Notes for servers with our plug-in, which travel on a search's own requests."""
 
 from __future__ import annotations
 
@@ -14,38 +14,38 @@ from search.tree import ROOT
 
 @dataclass(slots=True)
 class PluginNotes:
-    """A search's hints, and what each server has heard of them.
+    """A search's hints, and which of them each server has received.
 
-    Hints are numbered from 1 on: a round's is its ``turn``. A server hears each one once, with the
-    first request of a round that goes there; with it come those that it has missed.
+    Hints are numbered from 1; a round's number is its ``turn``. A server receives a hint once, with
+    the first request of a round that goes there, together with those that it has missed.
     """
 
     tree: str
     _hints: list[Hint] = field(default_factory=list)
     _values: dict[int, float] = field(default_factory=dict)
     _turns: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
-    """By server and life: the turn up to which it had heard all before this one, and this one."""
+    """By server and its losses: the turn that it had heard up to before this one, and this one."""
 
     @property
     def turn(self) -> int:
-        """The round under way."""
+        """The number of the current round."""
         return len(self._hints)
 
     def take(self, hint: Hint) -> None:
-        """A round begins."""
+        """Record the hint of a new round."""
         self._hints.append(hint)
         self._values.update(hint.values)
 
     def about(self, server: Replica, prompt: int, step: tuple[int, int] | None) -> dict[str, Any]:
-        """Sampling parameters of a request there; empty where there is no plug-in.
+        """Sampling parameters with the note of a request there; empty without the plug-in.
 
         ``prompt``: its tokens; ``step``: the node that is drawn or scored and its parent.
         """
         return {"custom_params": custom_params(self._note(prompt, step))} if server.plugged else {}
 
     def on(self, server: Replica, prompt: int, step: tuple[int, int] | None) -> dict[str, Any]:
-        """As ``about``, with what the server is still to hear: for requests that go there in the
-        order in which they are asked for."""
+        """``about`` with the hint that the server has not received yet: for requests that are sent
+        in the order of these calls."""
         hint = self._due_hint(server) if server.plugged else None
         if hint is None:
             return self.about(server, prompt, step)
@@ -59,7 +59,7 @@ class PluginNotes:
         return Note(self.tree, max(1, prompt), node, parent, self.turn)
 
     def _due_hint(self, server: Replica) -> Hint | None:
-        """What a server has not heard yet; one with several schedulers never has."""
+        """The hint a server has not received, None for none; with several schedulers always one."""
         if not self._hints:
             return None
         life = server.url, server.failures
@@ -78,9 +78,9 @@ class PluginNotes:
         return Hint(values, last.active, dead, last.outlook)
 
     def priority(self, server: Replica, parent: int) -> dict[str, int]:
-        """A request's priority there: what its parent is worth, the prompt most.
+        """A request's priority there: its parent's reward, scaled; the prompt's is the highest.
 
-        Empty where nobody evicts by it.
+        Empty if the server does not evict by priority.
         """
         if not server.ranks:
             return {}

@@ -1,4 +1,4 @@
-"""One SGLang server: requests to it, what it says of itself, and whether it is there."""
+"""One SGLang server: requests to it, what it says about itself, and its health."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ Json = Mapping[str, Any]
 
 
 class NotSglang(EngineDown, WrongServer):
-    """What answers is no SGLang server that serves us, such as a router before some."""
+    """What answers is not a SGLang server that can be used, but for example a router."""
 
     def __init__(self, message: str) -> None:
         super().__init__(f"{message}; name the servers, not a router")
 
 
 class Replica(RemoteServer):
-    """A server.
+    """A SGLang server.
 
     ``plugged``: our plug-in decides there what is evicted; ``seeds``: it draws by seed;
     ``outputs``: penalties count what was drawn before a request; ``ranks``: without the plug-in,
-    what came with a lower priority is evicted first.
+    KV of requests with a lower priority is evicted first.
     """
 
     kind = "SGLang"
@@ -54,9 +54,9 @@ class Replica(RemoteServer):
         trial: tuple[str, Json] | None = None,
         routed: bool = False,
     ) -> None:
-        """``expected``: what it is compared with before it gets work; ``trial``: a path and a body
-        that it must be able to answer when it is back; ``routed``: a router answers for servers
-        like that. Connects to nothing yet.
+        """``expected``: what it is compared with before it is used; ``trial``: a path and a body
+        that it must answer before it is used again after a loss; ``routed``: it is a router in
+        front of such servers. Connects to nothing yet.
         """
         super().__init__(url, times)
         self.expected = expected
@@ -74,16 +74,16 @@ class Replica(RemoteServer):
 
     @property
     def has_grammars(self) -> bool:
-        """Whether it was started with what holds replies to schemas."""
+        """Whether it was started with a grammar backend, which makes replies follow schemas."""
         return self.details.get("grammar_backend") not in (None, "none")
 
     def learn(self, info: Json) -> None:
-        """Take what ``/server_info`` says."""
+        """Set the attributes from ``/server_info``."""
         self.details = info
         counts = plugin_counts(info) or {}
         able = (bool(counts.get(name)) for name in ABLE)
         self.plugged, self.seeds, self.chains, self.outputs = able
-        self.chains &= not self.routed  # each of its servers would have to be told where steps end
+        self.chains &= not self.routed  # each of its servers would need to know how steps end
         self.ranks = info.get("radix_eviction_policy") == "priority" and not self.plugged
         self.schedules = bool(info.get("enable_priority_scheduling")) and not (
             info.get("schedule_low_priority_values_first")
@@ -95,10 +95,10 @@ class Replica(RemoteServer):
         self.kv_tokens = int(info.get("max_total_num_tokens") or 0)
 
     async def generate(self, body: Json, *, early: bool = False) -> Json:
-        """The answer of ``/generate``. Raises ReplicaLost, or EngineError with what is wrong.
+        """The answer of ``/generate``. Raises ReplicaLost, or EngineError saying what is wrong.
 
-        ``early``: nobody asked for it yet: all else goes before it, it may be stopped, and a server
-        that is full need not draw it.
+        ``early``: no round has asked for it yet, so it has the lowest priority, may be aborted, and
+        is not sent again to a full server.
         """
         (body,) = self.schedule([unsigned(body) if self.routed else body])
         if early and self.schedules:
@@ -114,12 +114,12 @@ class Replica(RemoteServer):
         return answer
 
     def schedule(self, bodies: Iterable[Json]) -> list[Json]:
-        """The same, as a server that lets in by priority needs them."""
+        """The bodies, with a default priority if the server schedules by priority."""
         return [{"priority": 0, **body} for body in bodies] if self.schedules else list(bodies)
 
     @contextlib.asynccontextmanager
     async def open_stream(self, path: str, body: Json) -> AsyncIterator[httpx.Response]:
-        """An answer that comes piece by piece, or that the server is full.
+        """A streamed answer, or the answer of a full server.
 
         Raises httpx.HTTPError; ReplicaLost and EngineError as ``generate`` does.
         """
@@ -130,9 +130,9 @@ class Replica(RemoteServer):
             yield response
 
     async def tell(self, body: Json) -> None:
-        """Ask ``/generate`` for nothing but to be heard, for as long as a sign of life may take.
+        """Send a ``/generate`` request that only carries a note, within the time of a health check.
 
-        A server that takes longer is busy, not lost; one that is lost has nobody to tell.
+        A server that takes longer is busy, not lost; failures are logged and ignored.
         """
         try:
             async with asyncio.timeout(self._probe):
@@ -141,17 +141,17 @@ class Replica(RemoteServer):
             log.warning("%s: not heard: %s", self.url, str(error) or type(error).__name__)
 
     async def release(self, tree: str) -> None:
-        """The search is over: a server with our plug-in lets go of its KV."""
+        """Tell a server with our plug-in that a search is over, so that it frees its KV."""
         if self.plugged:
             await self.tell(_farewell(tree))
 
     async def classify(self, body: Json) -> list[Json]:
-        """The answers of ``/classify`` for a list; raises as ``generate``."""
+        """The answers of ``/classify`` for a list. Raises as ``generate`` does."""
         answers: Any = await self._post("/classify", body)
         return answers
 
     async def abort(self, rid: str) -> None:
-        """Stop a request; nothing if it is over, or the server is gone."""
+        """Abort a request. Does nothing if it is over; logs if the server cannot be reached."""
         try:
             for name in self.sent_again.names(rid):
                 body = {"rid": name}
@@ -160,10 +160,10 @@ class Replica(RemoteServer):
             log.warning("%s: a request could not be stopped: %s", self.url, type(error).__name__)
 
     async def meet(self) -> None:
-        """Learn what the server is, and compare it with what it is to be; what cannot be compared
-        is said the first time.
+        """Learn what the server is, and compare it with ``expected``; what cannot be compared is
+        logged the first time.
 
-        Raises EngineDown, and WrongServer for another one than is needed.
+        Raises EngineDown, and WrongServer if it is not the server needed.
         """
         info = await self.info()
         wrong = tuple(changes(self.details, info))
@@ -185,7 +185,7 @@ class Replica(RemoteServer):
     async def info(self) -> Json:
         """``/server_info``: how the server was started, and its state.
 
-        Raises EngineDown, NotSglang where that is not what it answers with.
+        Raises EngineDown, and NotSglang if the answer is something else.
         """
         response = await self._get("/server_info")
         if self.routed and response.status_code == NOT_FOUND:
@@ -208,7 +208,7 @@ class Replica(RemoteServer):
         )
 
     async def _model_info(self) -> Json:
-        """``/model_info``, by its older name too; empty where it is not told."""
+        """``/model_info``, or its older name's answer; empty if the server has neither."""
         for path in ("/model_info", "/get_model_info"):
             response = await self._get(path)
             if response.status_code != NOT_FOUND:
@@ -216,7 +216,7 @@ class Replica(RemoteServer):
         return {}
 
     async def _tokenized(self, words: str) -> Sequence[int] | None:
-        """The ids of a text by the server's own tokenizer; None where it does not tell."""
+        """The ids of a text by the server's own tokenizer; None if it does not give them."""
         body = {"prompt": words, "add_special_tokens": False}
         try:
             response = await self._request("POST", "/tokenize", json=body, timeout=self._probe)
@@ -228,7 +228,7 @@ class Replica(RemoteServer):
         return ids if isinstance(ids, list) else None
 
     async def metrics(self) -> ServerMetrics:
-        """As any; what our plug-in counts, it knows better."""
+        """The server's counts, replaced by our plug-in's where it has some."""
         metrics = parse_metrics(await self._metrics_text())
         counts = plugin_counts(await self.info()) if self.plugged else None
         if counts is None:
@@ -239,7 +239,7 @@ class Replica(RemoteServer):
         )
 
     async def _resend(self, path: str, body: Json) -> httpx.Response:
-        """Under an id of its own, or ids of a list's own."""
+        """Send a request again, under a new id, or a list under new ids."""
         rid = body.get("rid")
         if rid is None:
             return await self._client.post(path, json=body)
@@ -248,13 +248,13 @@ class Replica(RemoteServer):
             return await self._client.post(path, json=fresh_body)
 
     def lose(self, reason: httpx.HTTPError | str) -> ReplicaLost:
-        """As any; what was sent again is not known there any more."""
+        """``RemoteServer.lose``; also forgets the ids of requests that were sent again."""
         if self.up:
             self.sent_again.clear()
         return super().lose(reason)
 
     async def works(self) -> bool:
-        """Whether it generates, is the one it was, and can do what it is for. Raises HTTPError."""
+        """Whether it generates, fits, and answers its trial request. Raises HTTPError."""
         response = await self._client.get("/health_generate", timeout=self._probe)
         if not response.is_success or not await self.fits():
             return False
@@ -266,7 +266,7 @@ class Replica(RemoteServer):
 
 
 def _farewell(tree: str) -> Mapping[str, Any]:
-    """A request with nothing to do but to say that a search is over."""
+    """A request that draws nothing and carries a note that a search is over."""
     note = Note(tree=tree, prompt=1, over=(tree,))
     return {
         "input_ids": [0],

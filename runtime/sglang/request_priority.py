@@ -1,8 +1,8 @@
-"""What priorities requests have in SGLang, where what is higher goes first."""
+"""Priorities of requests in SGLang, which serves higher ones first."""
 
 from __future__ import annotations
 
 PRIORITY_UNITS = 1000
-"""What was asked for has from 0 to so many, by what it is worth."""
+"""Requests of rounds have priorities from 0 to this, by their rewards."""
 EARLY_PRIORITY = -10 * PRIORITY_UNITS
-"""Of what nobody has asked for yet: let in last, and preempted first."""
+"""For steps that no round has asked for yet: admitted last, and preempted first."""

@@ -1,4 +1,4 @@
-"""Holds rounds back while the KV of older searches fills a server's pool."""
+"""Delays rounds while the KV of older searches fills a server's pool."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ if TYPE_CHECKING:
 Path = tuple[int, ...]
 
 FIRST_STEP_TOKENS = 64
-"""Of a step, before any has been drawn."""
+"""Expected tokens of a step before any step was drawn."""
 
 
 class RoundGate:
-    """One server's: what its searches need of the pool, the oldest first, and which of them wait.
+    """One server's gate: what its searches need of the pool, oldest first, and which of them wait.
 
     Steps are expected to be as long as those drawn here so far.
     """
 
     def __init__(self) -> None:
         self.capacity = 0
-        """Tokens of the pool; 0 where it is not known, and nothing is held back."""
+        """Tokens of the pool; 0 if it is not known, and then no round is delayed."""
         self._needs: dict[str, int] = {}
         self._waiting: dict[str, asyncio.Future[None]] = {}
         self._lengths = Counter[int]()
 
     def need(self, branches: Sequence[Branch]) -> int:
-        """Tokens of a round: of the paths that it draws from, and those that it will draw."""
+        """Tokens that a round needs: of the paths that it draws from, and those to be drawn."""
         steps = self._lengths.total()
         total = sum(length * count for length, count in self._lengths.items())
         mean = -(-total // steps) if steps else FIRST_STEP_TOKENS
@@ -55,7 +55,7 @@ class RoundGate:
         )
 
     async def enter(self, tree: str, need: int) -> None:
-        """Wait until a round that needs so many tokens may run."""
+        """Wait until a round that needs ``need`` tokens may run."""
         self._needs[tree] = need
         self._let_in()
         if tree in self._may_run():
@@ -67,7 +67,7 @@ class RoundGate:
             del self._waiting[tree]
 
     def drawn(self, tree: str, branches: Sequence[Branch], steps: Sequence[Path]) -> None:
-        """A round has been drawn: its search holds that until the next one."""
+        """Record a drawn round: its search holds these tokens until its next round."""
         self._lengths.update(map(len, steps))
         below = defaultdict[Path, set[Path]](set)
         for branch, step in zip(branches, steps, strict=True):
@@ -77,7 +77,7 @@ class RoundGate:
             self._let_in()
 
     def leave(self, tree: str) -> None:
-        """The search is over, or on another server."""
+        """Forget a search that is over or on another server."""
         self._needs.pop(tree, None)
         self._let_in()
 
@@ -96,14 +96,14 @@ class RoundGate:
 
 
 class RoundGates:
-    """Those of all servers; a search stands at one of them."""
+    """The gates of all servers; a search is at one of them."""
 
     def __init__(self) -> None:
         self._gates: defaultdict[str, RoundGate] = defaultdict(RoundGate)
         self._at: dict[str, RoundGate] = {}
 
     def of(self, server: Replica, tree: str) -> RoundGate:
-        """The gate of the server that a search is on."""
+        """The gate of the server that a search is on; the search leaves its previous gate."""
         gate = self._gates[server.url]
         gate.capacity = server.kv_tokens * server.schedulers
         before = self._at.get(tree, gate)
@@ -113,11 +113,11 @@ class RoundGates:
         return gate
 
     def drawn(self, tree: str, branches: Sequence[Branch], steps: Sequence[Step]) -> None:
-        """A search's round has been drawn."""
+        """Record a search's drawn round at its gate."""
         if tree in self._at:
             self._at[tree].drawn(tree, branches, [step.tokens for step in steps])
 
     def leave(self, tree: str) -> None:
-        """The search is over."""
+        """Forget a search that is over."""
         if tree in self._at:
             self._at.pop(tree).leave(tree)

@@ -1,6 +1,6 @@
-"""A search under way on SGLang servers: its requests and hints.
+"""A search in progress on SGLang servers: its requests and hints.
 
-SGLang tells no search's share of its KV: ``kv_tokens_peak`` is what the search's live steps hold.
+SGLang does not report a search's share of KV: ``kv_tokens_peak`` counts the search's live steps.
 """
 
 from __future__ import annotations
@@ -21,20 +21,19 @@ from runtime.sglang.replica import Json, Replica
 from runtime.sglang.step_request import StepRequest
 
 MORE = "."
-"""What the id of a list's next item has behind that of the one before: SGLang stops every request
-whose id begins with the one that is named, so that a list is stopped by its first one at work."""
+"""Appended to an item's id for the id of the list's next item: SGLang aborts all requests whose ids
+begin with the given one, so a list is stopped by the id of its first item at work."""
 
 _NUMBERS = count(1)
 
 
 @dataclass(eq=False, slots=True)
 class SearchSession(ServedSearch):
-    """``name`` begins its requests' ids: of one length for all but a list's further items.
+    """Its requests' ids begin with ``name``, and have one length but for a list's further items.
 
-    ``fresh``: the paths in its policy server's cache that the last round has put there; ``scored``:
-    by what steps a node is reached; ``early_rewards``: of paths as the reward model reads them,
-    known before a round asks; ``following``: complete steps of chains, by their prefixes and seeds,
-    until a round asks for them.
+    ``fresh``: the paths in its policy server's cache that the last round put there; ``scored``:
+    nodes by their paths' steps; ``early_rewards``: by path as the reward model reads it, until a
+    round asks; ``following``: complete steps of chains by prefix and seed, until a round asks.
     """
 
     name: str
@@ -47,35 +46,35 @@ class SearchSession(ServedSearch):
     following: dict[tuple[Path, int], StepRequest] = field(default_factory=dict)
 
     def common(self, rid: str) -> dict[str, Any]:
-        """What every request says beside its tokens."""
+        """The fields of every request besides its tokens: its id and its cache namespace."""
         return {"rid": rid} | ({"extra_key": self.namespace} if self.namespace else {})
 
     def on(self, server: RemoteServer) -> None:
-        """As any; what is not cached there is not fresh either."""
+        """``ServedSearch.on``; paths that are not cached there are not fresh either."""
         ServedSearch.on(self, server)
         self.fresh &= self.cached_paths
 
     def count_prefix(self, prefix: Path, answer: Json) -> None:
-        """What a policy's request has cost that read a prefix."""
+        """Count the cost of a policy's request that read a prefix."""
         cached = int(answer["meta_info"].get("cached_tokens") or 0)
         self.costs.read(len(prefix), cached, known=prefix in self.cached_paths)
         self.cached_paths.add(prefix)
 
     def count_step(self, prefix: Path, answer: Json, tokens: int) -> None:
-        """What one has cost that drew so many tokens after a prefix."""
+        """Count the cost of a request that drew ``tokens`` tokens after a prefix."""
         self.count_prefix(prefix, answer)
         self.costs.add_decoded(len(prefix), tokens)
 
     @contextmanager
     def request(self, replica: Replica) -> Iterator[str]:
-        """An id for a request, kept while the server may be at work on it."""
+        """An id for a request, kept in ``requests`` while the server may be at work on it."""
         with self.request_list(replica, [0]) as (rid,):
             yield rid
 
     @contextmanager
     def request_list(self, replica: Replica, lists: Sequence[int]) -> Iterator[list[str]]:
-        """An id for each of several requests, by which of ``lists`` it goes in, kept until
-        ``answered``, or until all are over."""
+        """An id for each of several requests, in ``requests`` until ``end_requests`` or until all
+        are over; ``lists``: which list each one goes in."""
         following: dict[int, str] = {}
         rids: list[str] = []
         for list_id in lists:
@@ -85,14 +84,14 @@ class SearchSession(ServedSearch):
         try:
             yield rids
         except asyncio.CancelledError:
-            raise  # the server does not know yet: whoever cancelled is to stop them
+            raise  # the server does not know yet: ``stop`` must abort them
         except BaseException:
             self.end_requests(*rids)
             raise
         self.end_requests(*rids)
 
     def end_requests(self, *rids: str) -> None:
-        """The server is not at work on these any more."""
+        """Forget requests on which the server is no longer at work."""
         for rid in rids:
             self.requests.pop(rid, None)
 
@@ -112,7 +111,7 @@ class SearchSession(ServedSearch):
             await generate_list(replica, list_bodies, take_answer)
 
     async def stop(self) -> None:
-        """Give up what is under way, here and on the servers; a list by one request."""
+        """Cancel all work, here and on the servers; one abort request for each list."""
         await ServedSearch.stop(self)
         first_of_list: dict[str, tuple[str, Replica]] = {}
         for rid, replica in self.requests.items():

@@ -6,19 +6,19 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 RESENT_PREFIX = "+"
-"""Begins the id of a request that is sent once more. SGLang may not have noticed yet that the first
-one's connection is gone; when it does, it stops whatever begins with the first one's id."""
+"""Prefix of the id of a request that is sent again. SGLang may notice late that the first request's
+connection is gone, and then aborts everything whose id begins with the first id."""
 
 
 class SentAgain:
-    """By a request's first id, the one that it was sent under last, until it is answered."""
+    """Maps a request's first id to the id that it was last sent under, until it is answered."""
 
     def __init__(self) -> None:
         self._last: dict[str, str] = {}
 
     @contextmanager
     def under(self, rids: Sequence[str], times: int = 1) -> Iterator[list[str]]:
-        """Ids for requests that were sent so many times before, known until all are answered."""
+        """New ids for requests that were sent ``times`` times, kept until all are answered."""
         new_rids = [RESENT_PREFIX * times + rid for rid in rids]
         self._last.update(zip(rids, new_rids, strict=True))
         yield new_rids
@@ -30,5 +30,5 @@ class SentAgain:
         return tuple(dict.fromkeys((rid, self._last.get(rid, rid))))
 
     def clear(self) -> None:
-        """Nothing is known of them any more."""
+        """Forget all ids."""
         self._last.clear()

@@ -1,4 +1,4 @@
-"""What a launched server says: passed on as it comes, its last lines kept for an error."""
+"""The output of a launched server: passed on as it comes; the last lines are kept for errors."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from threading import Thread
 STDERR = 2
 KEPT_LINES = 200
 LAST_WORDS_SECONDS = 1.0
-"""For lines that are still on their way when the process has ended."""
+"""Seconds to wait for more output after the process has ended."""
 MESSAGE_LETTERS = 400
 _ERROR = re.compile(rb"^(?:[\w.]*(?:Error|Exception|Exit|Interrupt)\b|.*\berror: )")
 """A traceback's last line, or argparse's."""
 _ECHO = re.compile(rb"^\S*(?:SystemExit|KeyboardInterrupt|CalledProcessError)\b")
-"""Ends of processes that say nothing of what ended them."""
+"""Last lines of processes that do not state the cause of their end."""
 
 
 class ServerOutput:
-    """The lines of one process, which go to a file or to our stderr."""
+    """Passes the lines of one process on to a file or to our stderr."""
 
     def __init__(self, process: subprocess.Popen[bytes], file: Path | None) -> None:
-        """``process`` was started with its output in a pipe."""
+        """``process`` must have its output in a pipe."""
         self._process = process
         self._file = file
         self._lines: deque[bytes] = deque(maxlen=KEPT_LINES)
@@ -33,7 +33,7 @@ class ServerOutput:
 
     def error(self) -> str:
         """Its last line that reads as an error, else its last line; empty if it said nothing."""
-        self._thread.join(LAST_WORDS_SECONDS)  # what it has started may keep the pipe open
+        self._thread.join(LAST_WORDS_SECONDS)  # its children may keep the pipe open
         lines = [line.strip() for line in self._lines if line.strip()]
         errors = [line for line in lines if _ERROR.match(line) and not _ECHO.match(line)]
         line = (errors or lines or [b""])[-1]

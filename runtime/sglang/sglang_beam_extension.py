@@ -1,9 +1,9 @@
-"""Steps drawn before a round asks for them, on the policy's servers, below all that is asked for.
+"""Draws steps before a round asks for them, on the policy's servers, at the lowest priority.
 
-A step that has ended while its siblings are still drawn, or are scored, goes on with its next
-children, in order of potential. A child says the same whenever it is drawn, so the round that asks
-for it goes on from what is there. SGLang lets such requests in last, and takes their places and
-their memory back first. (FlashTTS, sections 4.1.1 and 4.1.2.)
+While the siblings of a complete step are still drawn or scored, its next children are begun, in
+order of potential. A child's tokens do not depend on when it is drawn, so the round that asks for
+it continues from what is there. SGLang admits such requests last, and takes their places and
+memory back first. (FlashTTS, sections 4.1.1 and 4.1.2.)
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ from search.tree import Finish
 log = logging.getLogger(__name__)
 
 IDLE_PLACES = 32
-"""Requests of a server, real ones among them, up to which it may draw early: a decode pass over so
-few rows is bound by reading the weights."""
+"""Most requests on a server, requested ones included, up to which it may draw early: a decode pass
+over so few rows is bound by reading the weights."""
 SHARE = 0.25
-"""Of a server's KV, the most that early steps may take, all searches together."""
+"""The largest share of a server's KV that early steps of all searches may take."""
 STOP_RETRY_SECONDS = 0.05
-"""A request that is on its way when it is stopped is not known there yet: it is stopped again."""
+"""Seconds between aborts of a request, repeated because the server may not know it yet."""
 LAST_SECONDS = 5.0
-"""To learn what an ended search has wasted."""
+"""Most seconds to wait for early steps of a search that is over, to count their tokens."""
 TRIAL_TOKENS = 512
-"""Tokens drawn early after which a search's hit rate is known."""
+"""Tokens drawn early after which a search's hit rate counts."""
 LEAST_HIT_RATE = 0.25
-"""Share of its early tokens that a search must have used to have more drawn."""
+"""The least share of its early tokens that a search must have used to draw more."""
 
 Key = tuple[int, int]
 """A parent's node and a child's index."""
 Place = tuple[int, int, int]
-"""Where a child stands in its search's queue, least first: its potential, negated, less those of
-its siblings that went before; its parent's arrival; its index."""
+"""A child's place in its search's queue, least first: minus the number of its parent's children
+that have not begun; its parent's order of arrival; its index."""
 
 
 @dataclass(slots=True, eq=False)
 class ExtensionTask:
-    """A child's step, begun early; ``rid``: of the request that draws it, once there is one."""
+    """A child's step that was begun early; ``rid``: the id of its request, once there is one."""
 
     request: StepRequest
     replica: Replica
@@ -57,13 +57,13 @@ class ExtensionTask:
 
     @property
     def running(self) -> bool:
-        """Whether it is being drawn."""
+        """Whether the step is still being drawn."""
         return not self.task.done()
 
 
 @dataclass(slots=True)
 class SearchExtensions:
-    """One search's: the children that may begin, those that have, and the nodes that died."""
+    """One search's children that may begin, those that have begun, and its dead nodes."""
 
     queue: list[tuple[Place, StepRequest]] = field(default_factory=list)
     tasks: dict[Key, ExtensionTask] = field(default_factory=dict)
@@ -71,7 +71,7 @@ class SearchExtensions:
 
 
 class SglangBeamExtension:
-    """What all searches of an engine have drawn early, and what they may draw next."""
+    """Draws early steps for all searches of an engine."""
 
     def __init__(self, fleet: Fleet[Replica], *, on: bool) -> None:
         """Nothing is drawn early unless ``on``."""
@@ -81,7 +81,7 @@ class SglangBeamExtension:
         self._arrivals = 0
 
     def enqueue(self, search: SearchSession, request: StepRequest) -> None:
-        """A branch's step is complete: its children may begin."""
+        """Queue the children of a complete step, and begin what has room."""
         ahead, most = request.branch.ahead, request.sampling.max_step_tokens
         if not self._on or ahead is None or request.finish is Finish.END:
             return
@@ -94,8 +94,8 @@ class SglangBeamExtension:
         self._start_next()
 
     async def resume(self, search: SearchSession, requests: Sequence[StepRequest]) -> None:
-        """A round asks for these: each gets what was drawn of it, to go on from there. What it does
-        not ask for stops, and waits for a round that does."""
+        """Give the requests of a round what was drawn early of them. All early drawing of the
+        search stops; what the round does not ask for is kept for later rounds."""
         beams = self._beams.get(search)
         if beams is None:
             return
@@ -112,12 +112,12 @@ class SglangBeamExtension:
             search.costs.counters.speculated_used += len(request.tokens)
 
     def mark_dead(self, search: SearchSession, nodes: Iterable[int]) -> None:
-        """These nodes get no children any more."""
+        """Record nodes that get no more children."""
         if search in self._beams:
             self._beams[search].dead.update(nodes)
 
     def finished_children(self, search: SearchSession) -> dict[int, StepRequest]:
-        """By node, its first child whose step is complete and that no round has asked for."""
+        """By node: the first child drawn early whose step is complete."""
         tasks = self._beams[search].tasks if search in self._beams else {}
         children: dict[int, StepRequest] = {}
         for node, child in sorted(tasks):
@@ -126,7 +126,7 @@ class SglangBeamExtension:
         return children
 
     async def end(self, search: SearchSession) -> None:
-        """A search has been stopped: what it did not ask for is wasted."""
+        """Stop early drawing for a search that is over; what it did not use counts as wasted."""
         beams = self._beams.pop(search, None)
         if beams is None:
             return
@@ -138,7 +138,7 @@ class SglangBeamExtension:
         _discard(search, beams, list(beams.tasks))
 
     def _start_next(self) -> None:
-        """Begin the likeliest children where places are idle, equally many of each search."""
+        """Begin the first queued children while servers have room, evenly over searches."""
         searches = [search for search, beams in self._beams.items() if beams.queue]
         while searches:
             search = min(searches, key=self._running)
@@ -152,13 +152,13 @@ class SglangBeamExtension:
         return sum(extension.running for extension in self._beams[search].tasks.values())
 
     def _server_with_room(self, search: SearchSession) -> Replica | None:
-        """Where one more of a search may begin: there is a place, memory, and a fair hit rate."""
+        """The search's server if another early step may begin there: by hit rate, places, KV."""
         counters = search.costs.counters
         if not worthwhile(counters.speculated_used, counters.speculated_wasted):
             return None
         try:
             replica = self._fleet.place(search.tree, search.prompt)
-        except EngineDown:  # the search hears of it where it asks
+        except EngineDown:  # the search's own requests raise it
             return None
         here = [
             extension
@@ -173,7 +173,7 @@ class SglangBeamExtension:
         return replica if tokens < SHARE * replica.kv_tokens / len(self._beams) else None
 
     def _start_child(self, search: SearchSession, replica: Replica) -> None:
-        """Draw a search's likeliest child; its next sibling takes its turn."""
+        """Begin the first child in a search's queue, and queue its next sibling."""
         beams = self._beams[search]
         (rest, arrival, child), parent = heappop(beams.queue)
         ahead = parent.branch.ahead
@@ -189,8 +189,8 @@ class SglangBeamExtension:
         extension.task.add_done_callback(lambda _: self._start_next())
 
     async def _sample(self, search: SearchSession, extension: ExtensionTask) -> None:
-        """Until the step is complete, or the request is stopped. A failure is none of the search's:
-        the round that asks for the step draws it."""
+        """Draw until the step is complete or the extension is stopped. Failures are only logged,
+        because the round that asks for the step draws it."""
         request, replica = extension.request, extension.replica
         try:
             while request.finish is None and not extension.stopped:
@@ -207,7 +207,7 @@ class SglangBeamExtension:
             log.info("%s: an early step was not drawn: %s", replica.url, error)
 
     async def _stop(self, tasks: Iterable[ExtensionTask]) -> None:
-        """Stop what is under way, and wait for what it has drawn."""
+        """Stop those that are running, and wait for the tokens that they have drawn."""
         await asyncio.gather(*(self._stop_one(task) for task in tasks if task.running))
 
     async def _stop_one(self, extension: ExtensionTask) -> None:
@@ -219,7 +219,7 @@ class SglangBeamExtension:
 
 
 def worthwhile(used_tokens: int, wasted_tokens: int) -> bool:
-    """False once enough is known and too little of it, in tokens, was used."""
+    """Whether to draw early: False if of enough early tokens too small a share was used."""
     total = used_tokens + wasted_tokens
     return total < TRIAL_TOKENS or used_tokens >= LEAST_HIT_RATE * total
 
@@ -230,5 +230,5 @@ def _discard(search: SearchSession, beams: SearchExtensions, keys: Sequence[Key]
 
 
 def _same(early: StepRequest, request: StepRequest) -> bool:
-    """Whether what was drawn early is what a round asks for."""
+    """Whether an early request draws exactly what a round's request asks for."""
     return early.branch.draws_as(request.branch) and early.sampling == request.sampling

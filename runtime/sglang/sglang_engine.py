@@ -33,15 +33,15 @@ from search.engine import Capabilities, Hint
 log = logging.getLogger(__name__)
 
 LOOKS_AT_KV = 5
-"""Looks of which one is at KV, too: a scheduler takes 7 ms and more between two batches to say."""
+"""One check in so many reads KV too: it costs a scheduler 7 ms or more between two batches."""
 FAREWELL_SECONDS = 0.1
-"""For servers to hear that a search is over, which may come later."""
+"""Most seconds to wait until servers have heard that a search is over."""
 DRAWS = ("/generate", {"input_ids": [0], "sampling_params": {"max_new_tokens": 1}})
-"""What a policy's server must be able to answer."""
+"""The trial request of a policy's server: a path and a body."""
 
 
 class SglangEngine(ServedEngine[SearchSession, Replica, StepSampler]):
-    """On SGLang servers, with our plug-in or without."""
+    """An engine on SGLang servers, with or without our plug-in."""
 
     def __init__(self, options: SglangOptions) -> None:
         """Raises ValueError or RewardMissing for options that cannot be met."""
@@ -62,11 +62,11 @@ class SglangEngine(ServedEngine[SearchSession, Replica, StepSampler]):
 
     @classmethod
     async def start(cls, options: SglangOptions) -> SglangEngine:
-        """As ``started``. Raises what is wrong with the options too."""
+        """Make an engine and ``connect`` it. Raises what either raises."""
         return await cls(options).started()
 
     def hint(self, tree: str, hint: Hint) -> None:
-        """What died is not held any more; servers hear of it with the search's next requests."""
+        """Drop dead nodes; servers receive the hint with the search's next requests."""
         super().hint(tree, hint)
         search = self._search(tree)
         search.notes.take(hint)
@@ -82,7 +82,7 @@ class SglangEngine(ServedEngine[SearchSession, Replica, StepSampler]):
         await asyncio.shield(self._in_background(self._end_session(search)))
 
     async def _end_session(self, search: SearchSession) -> None:
-        """Stop what is under way for a search; its servers are to let go of it."""
+        """Stop all work for a search, and tell its servers that it is over."""
         try:
             with self._routing.of(search.tree):
                 await search.stop()
@@ -94,7 +94,7 @@ class SglangEngine(ServedEngine[SearchSession, Replica, StepSampler]):
             await asyncio.wait(tasks, timeout=FAREWELL_SECONDS)
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """It comes to its end though nobody waits for it."""
+        """Run a coroutine to its end even if nobody awaits it."""
         task = asyncio.create_task(work)
         self._ending.add(task)
         task.add_done_callback(self._on_end)
@@ -106,7 +106,7 @@ class SglangEngine(ServedEngine[SearchSession, Replica, StepSampler]):
             log.error("a tree was not let go of: %s", error, exc_info=error)
 
     async def _look(self, number: int) -> None:
-        """While searches are in flight, at their KV too, whose peak nobody else keeps."""
+        """Also read KV now and then while searches are in flight, since only we keep its peak."""
         await super()._look(number)
         if self._searches and number % LOOKS_AT_KV == 0:
             await self.usage()
@@ -126,7 +126,7 @@ class SglangEngine(ServedEngine[SearchSession, Replica, StepSampler]):
         expected: ExpectedServer | None,
         trial: tuple[str, Json],
     ) -> Fleet[Replica]:
-        """The servers of a kind; none where none is needed."""
+        """The servers of a kind; no server if ``expected`` is None."""
         options = self._options
         replicas = [
             Replica(
@@ -179,7 +179,7 @@ class SglangEngine(ServedEngine[SearchSession, Replica, StepSampler]):
         )
 
     def _say_order(self, replica: Replica) -> None:
-        """A server lets in by priority or by common prefixes: not by both."""
+        """Log a server's order of admission: by priority or by common prefixes, never both."""
         by = replica.details.get("schedule_policy")
         if self._options.speculate:
             log.info("%s lets in by priority, as work ahead needs, not by prefixes", replica.url)
@@ -200,7 +200,7 @@ class SglangEngine(ServedEngine[SearchSession, Replica, StepSampler]):
         )
 
     def _context(self, fleet: Fleet[Replica], text: Text) -> int:
-        """The most tokens that all servers take; SGLang keeps a few of the context for itself."""
+        """The most tokens that all servers accept; SGLang reserves a few of the context."""
         longest = [replica.details.get("max_req_input_len") for replica in fleet.replicas]
         return min([text.context, *(int(tokens) - 1 for tokens in longest if tokens)])
 
@@ -212,7 +212,7 @@ class SglangEngine(ServedEngine[SearchSession, Replica, StepSampler]):
 
 
 def known_flops(checkpoint: str | Path) -> Flops:
-    """What a forward pass costs, where the model's shape is one that is known."""
+    """The cost of a forward pass; zero for an unsupported model."""
     try:
         return ModelConfig.sizes_of(checkpoint).flops
     except UnsupportedModel:

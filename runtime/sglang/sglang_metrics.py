@@ -1,4 +1,4 @@
-"""What SGLang servers count themselves."""
+"""Counts from SGLang servers' ``/metrics``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SERIES = {
 
 
 def parse_metrics(text: str) -> ServerMetrics:
-    """From a server's ``/metrics``."""
+    """Parse a server's ``/metrics``."""
     sums = series_sums(text)
     counts = {name: int(sums[f"sglang:{series}"]) for name, series in SERIES.items()}
     return ServerMetrics(**counts, evicting=sums["sglang:eviction_duration_seconds_sum"])

@@ -1,4 +1,4 @@
-"""What a SGLang engine is started with."""
+"""The options of a SGLang engine."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class SglangOptions(ServerOptions):
     """``policy`` and ``prm``: folders with the tokenizers and sizes of the models that the servers
     at ``policy_urls`` and ``reward_urls`` serve; all servers of a kind serve the same model.
 
-    ``speculate``: what rounds may ask for next is drawn where places are idle, on policy servers
-    that let in by priority; ``lookahead``: such a step is scored with the one before it.
+    ``speculate``: idle policy servers draw steps that rounds may ask for next, which needs servers
+    that admit by priority; ``lookahead``: such a step is scored with the one before it.
     """
 
     policy: str | Path

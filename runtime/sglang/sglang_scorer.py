@@ -1,4 +1,4 @@
-"""Scores trajectories: on the reward model's servers, or on the policy's where they judge."""
+"""Scores trajectories on the reward model's servers."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from search.tree import ROOT
 
 @dataclass(frozen=True, slots=True)
 class PathScore:
-    """A path to score: its node and its parent's, if the server is to hear of it.
+    """A path to score. ``step``: its node and parent, if a server is told of them.
 
     ``next_path``: the path with a next step that was drawn early, which is scored along with it.
-    A server with our plug-in hears of the node by its children then: the request ends elsewhere.
+    A server with our plug-in learns of the node from its children then: the request goes past it.
     """
 
     path: Path
@@ -32,12 +32,12 @@ class PathScore:
 
 @dataclass(frozen=True, slots=True)
 class RewardRequest:
-    """How a server is asked for a path's reward, and how its answer becomes one.
+    """Makes requests for rewards of paths, and reads rewards from their answers.
 
     A path, spelt by ``paths``, is read at its last token, with nothing sampled.
 
-    With a ``softmax`` the server gives the log-probabilities of its two verdicts. Without, the raw
-    outputs of its own head.
+    With a ``softmax`` the server gives the log-probabilities of the two verdicts, else the raw
+    outputs of the model's own head.
     """
 
     paths: Paths
@@ -46,9 +46,9 @@ class RewardRequest:
 
     @classmethod
     def of(cls, form: RewardFormat, text: Text, policy: Text) -> RewardRequest:
-        """For a reward model's ``text`` beside the policy's.
+        """The request for a reward model with this ``text`` beside the policy's.
 
-        Raises RewardMissing for a tag or a verdict that is not there, or that SGLang does not give.
+        Raises RewardMissing for a tag or a verdict it lacks, or a format that SGLang cannot give.
         """
         if form.reads == "softmax":
             return cls(paths_of(form, text, policy), form, Softmax.of(form, text))
@@ -61,11 +61,11 @@ class RewardRequest:
         )
 
     def body(self, target: PathScore, note: Mapping[str, Any]) -> dict[str, Any]:
-        """The body that asks ``/generate`` for a path's verdicts; ``note``: what a server with our
-        plug-in is told.
+        """The body that asks ``/generate`` for a path's verdicts; ``note``: sampling parameters for
+        our plug-in.
 
-        ``logprob_start_len`` -1 reads the last position alone: all before it may come from cache.
-        With a next step it is the position of the path's end: SGLang tells of it and what follows.
+        ``logprob_start_len`` -1 reads only the last position: all before it may come from cache.
+        With a next step it is the path's last position: SGLang returns that and all later ones.
         """
         assert self.softmax is not None, "other heads are asked by /classify"
         return {
@@ -77,13 +77,13 @@ class RewardRequest:
         }
 
     def trial(self) -> tuple[str, dict[str, Any]]:
-        """A path and a body that a server must be able to answer, whatever it serves."""
+        """A trial request: a URL path and a body that every server of the kind can answer."""
         if self.softmax is None:
             return "/classify", {"input_ids": [[0]]}
         return "/generate", self.body(PathScore((0,)), {})
 
     def reward(self, answer: Json) -> float:
-        """In [0, 1]. Raises EngineError for an answer that does not hold it."""
+        """The reward in [0, 1]. Raises EngineError for an answer without it."""
         if self.softmax is not None:
             return self._share(answer["meta_info"].get("output_token_ids_logprobs"), 0)
         outputs = answer["embedding"]
@@ -92,11 +92,11 @@ class RewardRequest:
         return outputs_reward(outputs, self.form)
 
     def reward_before(self, answer: Json) -> float:
-        """Of a path that was read with its next step, without that."""
+        """The reward of a path that was read with its next step, at the path's own end."""
         return self._share(answer["meta_info"].get("input_token_ids_logprobs"), 1)
 
     def _share(self, positions: Sequence[Any] | None, place: int) -> float:
-        """What the verdicts at one of these positions come to."""
+        """The reward from the verdicts' log-probabilities at one of these positions."""
         assert self.softmax is not None, "other heads give outputs"
         logprobs = positions[place] if positions and len(positions) > place else ()
         by_id = {token: logprob for logprob, token, *_ in logprobs}
@@ -107,11 +107,11 @@ class RewardRequest:
 
 
 NextSteps = Callable[[SearchSession, Sequence[Trajectory]], Mapping[int, Trajectory]]
-"""Trajectories with a next step that was drawn early, by node."""
+"""Returns, by node, the trajectories extended by a next step that was drawn early."""
 
 
 class PrmScorer:
-    """A prefill of the new tokens a path, with nothing drawn, read at its last token."""
+    """Scores each path by a prefill of its new tokens, read at its last token."""
 
     def __init__(
         self,
@@ -122,8 +122,8 @@ class PrmScorer:
         flops: Flops,
         next_steps: NextSteps | None = None,
     ) -> None:
-        """``context``: most tokens of a path; ``next_steps``: what is scored before a round asks
-        for it, with the step before it (FlashTTS, section 4.1.2)."""
+        """``context``: most tokens of a path; ``next_steps``: finds next steps to score before a
+        round asks for them, with the step before (FlashTTS, section 4.1.2)."""
         self.fleet = fleet
         self._request = request
         self._context = context
@@ -133,7 +133,7 @@ class PrmScorer:
     async def score(
         self, search: SearchSession, prompt: Path, question: str, trajectories: Sequence[Trajectory]
     ) -> list[float]:
-        """One reward a trajectory. What all their paths begin with is read once before them."""
+        """One reward a trajectory. An opening that all paths share is read once before them."""
         speller = self._request.paths
         paths = [speller.path(prompt, question, t, search.spelt) for t in trajectories]
         for path in paths:
@@ -168,7 +168,7 @@ class PrmScorer:
     def _next_paths(
         self, search: SearchSession, prompt: Path, question: str, trajectories: Sequence[Trajectory]
     ) -> dict[int, Path]:
-        """By node, its path with a next step that was drawn early, where the model can read it."""
+        """By node: its path with a next step that was drawn early, if it fits the context."""
         longer = self._next_steps(search, trajectories) if self._next_steps else {}
         spell = self._request.paths.path
         paths = {node: spell(prompt, question, t, search.spelt) for node, t in longer.items()}
@@ -177,7 +177,7 @@ class PrmScorer:
     async def _ask(
         self, search: SearchSession, prompt: Path, targets: Sequence[PathScore], opening: int
     ) -> list[float]:
-        """The rewards of all paths, in order: one request. Those of next steps are kept."""
+        """The rewards of all paths, in order, by one request; keeps those of next steps."""
 
         async def ask(replica: Replica) -> list[Json]:
             if self._request.softmax is None:
@@ -202,7 +202,7 @@ class PrmScorer:
         return [self._take(search, *pair) for pair in zip(targets, answers, strict=True)]
 
     def _take(self, search: SearchSession, target: PathScore, answer: Json) -> float:
-        """A path's reward; that of its next step is kept."""
+        """A path's reward; keeps that of its next step in ``early_rewards``."""
         if target.next_path is None:
             return self._request.reward(answer)
         search.early_rewards[target.next_path] = self._request.reward(answer)
@@ -224,14 +224,14 @@ class PrmScorer:
 
 
 def _looking_ahead(path: Path, step: tuple[int, int] | None, later: Path | None) -> PathScore:
-    """With the next step where its path goes on from this one."""
+    """A ``PathScore`` with the next step if ``later`` continues ``path``, else without."""
     if later is None or len(later) <= len(path) or later[: len(path)] != path:
         return PathScore(path, step)
     return PathScore(path, None, later)
 
 
 def _step(search: SearchSession, trajectory: Trajectory) -> tuple[int, int] | None:
-    """A trajectory's node and its parent's, which was scored before; None if it was not."""
+    """A trajectory's node and its parent; None if the parent was not scored before."""
     search.scored.setdefault(trajectory.steps, trajectory.node)
     above = trajectory.steps[:-1]
     parent = search.scored.get(above) if above else ROOT

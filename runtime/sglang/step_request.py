@@ -1,4 +1,4 @@
-"""A step as SGLang draws it: the request for it, and what is taken of the answer."""
+"""A step drawn by SGLang: its request, and what is taken from the answer."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from runtime.sglang.replica import Replica
 from search.engine import LOGITS_PARAMS, EngineError, Sampling, TokenLogprob
 
 WHOLE = 1 << 20
-"""Tokens between two words on an item of a list: more than it has, so that its end is told."""
+"""Tokens between two events of a list's item: more than it has, so only its end is sent."""
 
 
 @dataclass(slots=True, eq=False)
 class StepRequest(DrawnStep):
-    """A step on its way.
+    """A step being drawn.
 
     ``at_once``: the most tokens that its first request asks for, 0 for all. ``acknowledged``: the
-    server knows that the step is complete, or is not to hear of it.
+    server knows that the step is complete, or need not know.
     """
 
     at_once: int = 0
     acknowledged: bool = False
 
     def continue_from(self, request: StepRequest) -> None:
-        """Take what was drawn early of the same step."""
+        """Take over the tokens that an early request has drawn of the same step."""
         self.tokens, self.logprob, self.logprobs = request.tokens, request.logprob, request.logprobs
         self.entropy, self.finish, self.acknowledged = (
             request.entropy,
@@ -65,12 +65,12 @@ class StepRequest(DrawnStep):
 
     @property
     def key(self) -> tuple[tuple[int, ...], int]:
-        """What a step is known by that was drawn before it was asked for."""
+        """The prefix and the seed, by which a step that was drawn early is found."""
         return self.branch.tokens, self.branch.seed
 
     def take(self, answer: Mapping[str, Any], start: int = 0) -> int:
-        """Add what was drawn from place ``start`` on, up to where the step ends, and give the place
-        behind that; ``finish`` says so if it ends.
+        """Add the tokens from place ``start`` of the answer up to the step's end; returns the place
+        behind the last one added. Sets ``finish`` if the step ends.
 
         Raises EngineError for an answer without a token.
         """
@@ -97,8 +97,8 @@ PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 
 
 def honoured_params(replicas: Iterable[Replica]) -> tuple[str, ...]:
-    """The ``LogitsParams`` that count for whole trajectories on all of these servers: penalties
-    where our plug-in counts what was drawn before."""
+    """The ``LogitsParams`` that act over whole trajectories on all of these servers; penalties are
+    among them if our plug-in counts earlier output everywhere."""
     counts_output = all(replica.outputs for replica in replicas)
     return tuple(name for name in LOGITS_PARAMS if counts_output or name not in PENALTIES)
 
@@ -106,8 +106,8 @@ def honoured_params(replicas: Iterable[Replica]) -> tuple[str, ...]:
 def logits_fields(
     sampling: Sampling, path: int, most: int, custom: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """What a request that draws ``most`` tokens behind ``path`` others says of logits; ``custom``:
-    what it tells our plug-in besides, which counts the output before it."""
+    """The logits fields of a request for ``most`` tokens after ``path`` tokens; ``custom``: its
+    other custom parameters, to which the start of the output is added for our plug-in."""
     params = sampling.logits
     if not params.asked():
         return {}
@@ -125,10 +125,10 @@ def logits_fields(
 
 @dataclass(frozen=True, slots=True)
 class PathRead:
-    """A path to read, with nothing drawn: its own log-probabilities from position ``start`` on.
+    """A path to read, with nothing drawn, for its log-probabilities from position ``start`` on.
 
-    ``node``: where it ends, if children are to be drawn from there; ``step``: the node and its
-    parent, if the server is to hear that its step is drawn.
+    ``node``: where it ends, if children are to be drawn from it; ``step``: the node and its parent,
+    if the server must learn that its step is complete.
     """
 
     path: tuple[int, ...]
@@ -137,7 +137,7 @@ class PathRead:
     step: tuple[int, int] | None = None
 
     def body(self, note: Mapping[str, Any]) -> dict[str, Any]:
-        """The body that asks for it; ``note``: more sampling parameters."""
+        """The body of the request; ``note``: more sampling parameters."""
         return {
             "input_ids": list(self.path),
             "return_logprob": True,
@@ -150,7 +150,7 @@ class PathRead:
 def forked_prefixes(
     prefixes: Iterable[tuple[int, ...]], fresh: Collection[tuple[int, ...]]
 ) -> list[tuple[int, ...]]:
-    """Of the prefixes that a round draws from, those of several draws that may not be cached any
-    more: all but what was drawn just before (``fresh``). They are read once, before the round."""
+    """The prefixes that a round draws from more than once and that may not be cached: all but the
+    ones drawn just before (``fresh``). They are read once, before the round."""
     counts = Counter(prefixes)
     return [path for path, count in counts.items() if count > 1 and path not in fresh]

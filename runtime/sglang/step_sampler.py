@@ -1,4 +1,4 @@
-"""Samples steps on the policy's servers."""
+"""Samples steps on the policy's SGLang servers."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from search.tree import ROOT, Finish
 
 
 class StepSampler(PolicySampler[SearchSession, Replica]):
-    """A round's children are one request, each with its parent's token ids and an id and a seed of
-    its own.
+    """Draws a round's children in one request, each with its parent's token ids, its own id and its
+    own seed.
 
-    Siblings find their prefix in the server's cache: those that may not be there any more are read
-    once, in one request, before it.
+    Siblings find their prefix in the server's cache: prefixes that may be missing are read once, in
+    one request, before the round.
     """
 
     def __init__(self, fleet: Fleet[Replica], text: Text, *, context: int, speculate: bool) -> None:
-        """``speculate``: idle places draw what rounds may ask for next."""
+        """``speculate``: idle servers draw steps that rounds may ask for next."""
         super().__init__(fleet, text, context=context)
         self.extension = SglangBeamExtension(fleet, on=speculate)
         self.gates = RoundGates()
@@ -42,7 +42,7 @@ class StepSampler(PolicySampler[SearchSession, Replica]):
     async def expand(
         self, search: SearchSession, branches: Sequence[Branch], sampling: Sampling
     ) -> list[Step]:
-        """A step for each branch, in the order asked, when the round's KV has room."""
+        """A step for each branch, in the order asked; waits until the round's KV has room."""
         at_once = 0
         if not all((branch.tokens, branch.seed) in search.following for branch in branches):
             (at_once,) = await search.together([self._wait_for_room(search, branches)])
@@ -53,8 +53,8 @@ class StepSampler(PolicySampler[SearchSession, Replica]):
         return steps
 
     async def _wait_for_room(self, search: SearchSession, branches: Sequence[Branch]) -> int:
-        """Until the KV of older searches on this search's server leaves room for the round; the
-        most tokens to ask for of each of its steps at first."""
+        """Wait until the KV of older searches on the search's server leaves room for the round;
+        returns the most tokens to ask for of each step at first."""
         search.begin(branches)
         gate = self.gates.of(await self.fleet.reach(search.tree, search.prompt), search.tree)
         start = time.monotonic()
@@ -69,7 +69,7 @@ class StepSampler(PolicySampler[SearchSession, Replica]):
         sampling: Sampling,
         at_once: int = 0,
     ) -> list[StepRequest]:
-        """As ``expand``, the requests themselves; none of them joins the search's paths.
+        """``expand``, but returns the requests, which are not added to the search's paths.
 
         ``at_once``: the most tokens that a step's first request asks for; 0 for all.
         """
@@ -93,7 +93,7 @@ class StepSampler(PolicySampler[SearchSession, Replica]):
     def finished_next_steps(
         self, search: SearchSession, trajectories: Sequence[Trajectory]
     ) -> dict[int, Trajectory]:
-        """Trajectories with a next step that was drawn early, by node, where it is complete."""
+        """By node: trajectories extended by a next step that was drawn early and is complete."""
         children = self.extension.finished_children(search)
         longer: dict[int, Trajectory] = {}
         for trajectory in trajectories:
@@ -108,7 +108,7 @@ class StepSampler(PolicySampler[SearchSession, Replica]):
     async def sum_logprobs(
         self, search: SearchSession, paths: Sequence[Path], start: int
     ) -> list[tuple[float, int]]:
-        """As any; one request, with nothing drawn."""
+        """``PolicySampler.sum_logprobs``, by one request that draws nothing."""
         reads = [PathRead(path, start - 1) for path in paths]
 
         async def ask(replica: Replica) -> list[Json]:
@@ -131,8 +131,8 @@ class StepSampler(PolicySampler[SearchSession, Replica]):
         return [answers[place] for place in range(len(reads))]
 
     async def _draw(self, search: SearchSession, requests: Sequence[StepRequest]) -> None:
-        """Every step to its end. What was drawn early to its end is read once more, so that a
-        server with our plug-in hears whose it is."""
+        """Draw every step to its end. Steps that were drawn early are read once more, so that a
+        server with our plug-in learns which nodes they belong to."""
         reads = [
             PathRead(request.path, -1, request.branch.parent, request.branch.step)
             for request in requests
@@ -151,14 +151,14 @@ class StepSampler(PolicySampler[SearchSession, Replica]):
             await self.fleet.ask(search.tree, search.prompt, ask)
 
     async def _go_on(self, search: SearchSession, whole: Sequence[StepRequest]) -> None:
-        """Steps that were drawn early to their ends may have children drawn early, too."""
+        """Let steps that are complete already have children drawn early, too."""
         for request in whole:
             self.extension.enqueue(search, request)
 
     async def _read_forks(
         self, search: SearchSession, replica: Replica, requests: Sequence[StepRequest]
     ) -> None:
-        """A prefix of several that may not be in the cache any more is read once for all."""
+        """Read once each prefix that several requests share and that may not be cached."""
         begins = (request.branch.tokens for request in requests if not request.tokens)
         forks = forked_prefixes(begins, search.fresh)
         parents = {request.branch.tokens: request.branch.parent for request in requests}
@@ -173,7 +173,7 @@ class StepSampler(PolicySampler[SearchSession, Replica]):
         requests: Sequence[StepRequest],
         reads: Sequence[PathRead],
     ) -> None:
-        """Draw what a server draws of these at once, siblings side by side, and read beside it."""
+        """Send these draws and reads as one list, and take the answers."""
 
         unsteered = [request for request in requests if is_chain(request)]
         chains = set(unsteered) if replica.chains else set[StepRequest]()
@@ -217,7 +217,7 @@ class StepSampler(PolicySampler[SearchSession, Replica]):
             await search.send_list(replica, bodies, take)
 
     async def _ends_of(self, stop: tuple[str, ...]) -> StepEnds:
-        """How steps end by these strings, made once."""
+        """The ``StepEnds`` of these stop strings, made once."""
         if stop not in self._ends:
             stops = encode_stops(stop)
             self._ends[stop] = await asyncio.to_thread(StepEnds.of, self._text.pieces, stops)
@@ -229,7 +229,7 @@ class StepSampler(PolicySampler[SearchSession, Replica]):
         return read.body(note) | ranked
 
     def _note(self, search: SearchSession, replica: Replica, branch: Branch) -> dict[str, Any]:
-        """What the server is told of the search; nothing for a verdict, which is no step of it."""
+        """The note of a branch's request; empty for a verdict, which is not the search's step."""
         if branch.node < ROOT:
             return {}
         return search.notes.on(replica, len(search.prompt), branch.step)

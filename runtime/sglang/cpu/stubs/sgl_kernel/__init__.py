@@ -1,7 +1,7 @@
 """Stands in for ``sgl_kernel``, SGLang's compiled kernels, where there is no GPU.
 
-``torch.ops.sgl_kernel.convert_weight_packed`` is not registered on purpose: without it SGLang
-takes the plain PyTorch path of every layer. Here are the names that it imports on a CPU.
+``torch.ops.sgl_kernel.convert_weight_packed`` is left out on purpose: without it SGLang takes the
+plain PyTorch path of every layer. This module has the names that SGLang imports on a CPU.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def assign_req_to_token_pool_cpu(
     out_cache_loc: Tensor,
     pool_len: int,
 ) -> None:
-    """Write each request's new slots, one request after the other in ``out_cache_loc``."""
+    """Write each request's new slots, which ``out_cache_loc`` holds request by request."""
     at = 0
     columns = (column.tolist() for column in (req_pool_indices, start_offset, end_offset))
     for row, start, end in zip(*columns, strict=True):

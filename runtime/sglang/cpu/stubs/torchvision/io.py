@@ -1,4 +1,4 @@
-"""Reading pictures: the names alone."""
+"""Reading images: only the names."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NoReturn
 
 
 class ImageReadMode(enum.Enum):
-    """How a picture would be read."""
+    """How an image would be read."""
 
     UNCHANGED = 0
     GRAY = 1
@@ -15,7 +15,7 @@ class ImageReadMode(enum.Enum):
 
 
 def decode_image(*_: object, **__: object) -> NoReturn:
-    """No pictures are read here."""
+    """Raise: images are not read here."""
     raise NotImplementedError("torchvision.io: pictures are not read on this machine")
 
 

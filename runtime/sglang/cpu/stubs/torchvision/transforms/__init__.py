@@ -1,4 +1,4 @@
-"""Changing pictures: the names alone, whichever are asked for."""
+"""Image transforms: any name can be imported, none can be used."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import enum
 
 
 class InterpolationMode(enum.Enum):
-    """How a picture would be scaled."""
+    """How an image would be scaled."""
 
     NEAREST = "nearest"
     NEAREST_EXACT = "nearest-exact"

@@ -1,4 +1,4 @@
-"""Changing pictures by functions: the names alone, whichever are asked for."""
+"""Image transforms as functions: any name can be imported, none can be used."""
 
 from __future__ import annotations
 
