@@ -69,7 +69,7 @@ def highest(
 def candidates(
     scores: NDArray[np.float64], hashed: Words, count: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Rows and ids of all tokens that may be among the ``count`` highest, and of few others."""
+    """Rows and ids of all tokens that may be among a row's ``count`` highest, and of few others."""
     likely = _likely(scores, count)
     rows = np.arange(len(scores))[:, None]
     values = scores[rows, likely] + gumbel_of(hashed[rows, likely])

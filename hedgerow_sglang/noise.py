@@ -76,7 +76,7 @@ def hashes(
 def hashes_of(
     seeds: NDArray[np.uint64], positions: NDArray[np.int64], tokens: NDArray[np.int64]
 ) -> Words:
-    """``hashes`` of one token for each seed and position, all of one length."""
+    """The hash of one token for each seed and position; all three arrays have one length."""
     return _last(_state(seeds, positions) ^ _scramble(tokens.astype(np.uint32)))
 
 

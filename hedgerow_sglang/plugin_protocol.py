@@ -62,14 +62,14 @@ ABLE = ("evicts", "seeds", "chains", "outputs")
 """Abilities that the plug-in may have on a server, each counted as 1 or 0."""
 
 REWARD_MODELS = "hedgerow_sglang.reward_models"
-"""For ``SGLANG_EXTERNAL_MODEL_PACKAGE``: reward models that SGLang lacks or loads wrongly."""
+"""Value for ``SGLANG_EXTERNAL_MODEL_PACKAGE``: reward models that SGLang lacks or loads wrongly."""
 REWARD_CLASSES = (
     "Qwen2ForPrmModel",
     "Qwen2ForProcessRewardModel",
     "Qwen2ForSequenceClassification",
     "Qwen3ForSequenceClassification",
 )
-"""Their names, as checkpoints have them under ``architectures``."""
+"""The names of these classes, as checkpoints have them under ``architectures``."""
 
 _WORD = 1 << 64
 _MOST = 1 << 31
@@ -85,7 +85,7 @@ class NoteError(ValueError):
 
 
 class Note(NamedTuple):
-    """What a request says of its search; fields as above. ``prompt`` is its length in tokens."""
+    """What a request says about its search, with the fields above. ``prompt``: length in tokens."""
 
     tree: str
     prompt: int
@@ -122,7 +122,7 @@ def custom_params(note: Note) -> dict[str, str]:
 
 
 def parse_note(text: object) -> Note:
-    """The note that a request brought. Raises NoteError."""
+    """Parse the note of a request. Raises NoteError."""
     if not isinstance(text, str):
         raise NoteError(f"{NAME}: {type(text).__name__}; a string of JSON is needed")
     return _parse_short(text) if len(text) <= _SHORT else _parse_long(text)

@@ -119,7 +119,7 @@ class SearchCache(RadixCache):
         return [parse_note(params[NAME]) for params in all_params if NAME in params]
 
     def state(self) -> dict[str, int]:
-        """What ``plugin_protocol.plugin_counts`` reads."""
+        """The counts that ``plugin_protocol.plugin_counts`` reads."""
         cached = nodes_at_and_below(*self.root_node.children.values())
         held_nodes = (node for node in cached if self._held.holders(node))
         return {

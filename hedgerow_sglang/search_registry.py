@@ -33,7 +33,7 @@ class CacheNamespace(NamedTuple):
 
 
 class HeldPath(NamedTuple):
-    """The path of a block that its search may come back to.
+    """The path of a block that its search may return to.
 
     ``tokens``: int64 ids from the prompt's start to the block's end, of which the first ``above``
     are those of the block above.
@@ -142,7 +142,7 @@ class SearchRegistry:
         return new
 
     def blocks(self, tree: str) -> list[Block]:
-        """The blocks that a search may come back to, parents first."""
+        """The blocks that a search may return to, parents first."""
         search = self._searches.get(tree)
         return [] if search is None else [(tree, node) for node in search.paths]
 

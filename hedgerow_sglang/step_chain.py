@@ -37,7 +37,7 @@ class StepEnds:
 
     @classmethod
     def of(cls, pieces: Sequence[bytes], stops: Sequence[bytes]) -> StepEnds:
-        """For a vocabulary's bytes by token id, and stop strings, none empty."""
+        """``pieces``: each token id's bytes; ``stops``: the stop strings, none empty."""
         heads = sorted({stop[:at] for stop in stops for at in range(len(stop))}, key=len) or [b""]
         places = {text: place for place, text in enumerate(heads)}
         letters = frozenset(b"".join(stops))
@@ -122,7 +122,7 @@ class StepChain:
 
 
 def parse_chain(text: object) -> StepChain:
-    """A request's chain, from its beginning. Raises NoteError."""
+    """Parse a request's chain, not yet followed. Raises NoteError."""
     fields = _object(CHAIN, text)
     seeds, most = fields.get("seeds"), fields.get("most")
     if not isinstance(seeds, list) or not seeds or not all(map(_is_seed, seeds)):

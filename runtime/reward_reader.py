@@ -42,7 +42,7 @@ class PolicyIds:
     tag: int | None
 
     def opening(self, prompt: Sequence[int], question: str, spelt: Spelt) -> Ids:
-        """The policy's prompt."""
+        """The ids of the policy's prompt."""
         return tuple(prompt)
 
     def path(
@@ -93,7 +93,7 @@ class Mean:
     """
 
     def reward(self, row: torch.Tensor) -> float:
-        """From logits (vocab,)."""
+        """The reward from logits (vocab,)."""
         return sigmoid(math.fsum(row.tolist()) / len(row))
 
 
@@ -105,7 +105,7 @@ class Head:
     form: RewardFormat
 
     def reward(self, row: torch.Tensor) -> float:
-        """From the hidden state (hidden,) after the final norm."""
+        """The reward from the hidden state (hidden,) after the final norm."""
         values = row.numpy().astype(np.float64)
         for number, (weight, bias) in enumerate(self.layers):
             if number:
@@ -224,7 +224,7 @@ def _layer(
 
 
 def outputs_misfit(outputs: int, form: RewardFormat) -> str | None:
-    """What is wrong with the number of a head's outputs; None where it fits."""
+    """What is wrong with the number of a head's outputs; None if it fits the format."""
     if form.reads == "value":
         return None if outputs == 1 else f"{outputs} outputs; exactly one is needed"
     least = max(2, form.label + 1)

@@ -130,5 +130,5 @@ class Dialogue:
 
 
 def _fill_opening(template: str, question: str) -> str:
-    """The template with the user's words in it and without its begin token."""
+    """The template with the question filled in and without its begin token."""
     return fill_template(template.removeprefix("{bos}"), {"question": question})

@@ -44,7 +44,7 @@ def _own_size(part: dict[str, Any]) -> int:
 
 def written_out(pattern: str) -> int:
     """How many characters and classes a regular expression has with its repeats written out; a
-    repeat without an end counts as its beginning."""
+    repeat without an upper bound counts with its lower one."""
     totals, atoms, at = [0], [0], 0
     while at < len(pattern):
         letter, repeat = pattern[at], _REPEAT.match(pattern, at)

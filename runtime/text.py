@@ -66,12 +66,12 @@ class Text:
 
     @cached_property
     def vocab_size(self) -> int:
-        """Token ids are below this: the larger of the model's and the tokenizer's count."""
+        """An upper bound of token ids: the larger of the model's and the tokenizer's count."""
         return max(int(self._config.get("vocab_size", 0)), self._backend.get_vocab_size())
 
     @property
     def model_vocab(self) -> int:
-        """Ids that the model itself knows are below this."""
+        """The number of the model's own ids, which may be below ``vocab_size``."""
         return int(self._config.get("vocab_size", self.vocab_size))
 
     @cached_property
@@ -337,7 +337,7 @@ class Text:
 
     @cached_property
     def _decoder(self) -> str:
-        """The tokenizer's own description of how tokens become text."""
+        """The decoder's part of ``tokenizer.json``, which says how tokens become text."""
         return json.dumps(json.loads(self._backend.to_str())["decoder"])
 
 

@@ -16,7 +16,7 @@ CUTTING = frozenset({"Split", "Punctuation"})
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """Byte-level BPE's printable stand-in for every byte (GPT-2's table), inverted."""
+    """Maps byte-level BPE's printable characters to the bytes they stand for (GPT-2's table)."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     rest = [byte for byte in range(256) if byte not in printable]
     table = {chr(byte): byte for byte in printable}

@@ -2,5 +2,5 @@
 
 SGLang loads them where ``SGLANG_EXTERNAL_MODEL_PACKAGE`` names this package. A module holds one or
 more classes by the names that checkpoints have under ``architectures``, listed in ``EntryClass``;
-``plugin_protocol.REWARD_CLASSES`` names them to whoever starts a server.
+``plugin_protocol.REWARD_CLASSES`` has their names for the code that starts servers.
 """

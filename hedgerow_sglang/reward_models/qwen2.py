@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 
 class Qwen2RewardModel(nn.Module):
-    """A body, and a head over each position's final hidden state that a subclass makes."""
+    """A Qwen2 body, and a subclass's head over each position's final hidden state."""
 
     def __init__(self, config: Any, quant_config: Any = None, prefix: str = "") -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class Qwen2RewardModel(nn.Module):
         input_embeds: Tensor | None = None,
         get_embedding: bool = True,
     ) -> Any:
-        """The outputs at each sequence's last token."""
+        """The head's outputs at each sequence's last token."""
         del get_embedding  # there is nothing else to get
         hidden = self.model(input_ids, positions, forward_batch, input_embeds)
         pooled = self.pooler(self.outputs_of(hidden), forward_batch)

@@ -35,9 +35,9 @@ class Endpoint:
         self._client = httpx.AsyncClient(headers=headers, timeout=options.seconds)
 
     async def embed_texts(self, texts: Sequence[str]) -> list[tuple[float, ...]]:
-        """A vector a text, in order. Raises EmbeddingMissing, not naming the address, if it fails.
+        """A vector a text, in order. Raises EmbeddingMissing, without the address, if it fails.
 
-        A full stop stands for a text of nothing but white space: servers refuse empty ones.
+        A full stop replaces a text of nothing but white space, because servers refuse empty texts.
         """
         if not texts:
             return []
@@ -72,6 +72,6 @@ class Endpoint:
 
 
 def _vectors(answer: Any) -> list[tuple[float, ...]]:
-    """OpenAI's ``data``, in the order of ``index``."""
+    """The embeddings of an OpenAI answer's ``data``, in the order of ``index``."""
     rows = sorted(answer["data"], key=lambda row: row["index"])
     return [tuple(float(x) for x in row["embedding"]) for row in rows]

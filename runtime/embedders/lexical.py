@@ -1,4 +1,4 @@
-"""Vectors from letters alone: hashed character n-grams. No model, the same in every process."""
+"""Vectors of hashed character n-grams: no model is needed, and all processes get the same."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The engine over any server that speaks OpenAI's completions, vLLM first."""
+"""The engine over any servers with OpenAI's completions API, mainly vLLM."""

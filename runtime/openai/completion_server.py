@@ -1,4 +1,4 @@
-"""One OpenAI-compatible server: what it serves and how it speaks, and requests to it."""
+"""One OpenAI-compatible server: what it serves, its dialect, and requests to it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The openai engine: ``search.engine.Engine`` over any OpenAI-compatible servers, vLLM first."""
+"""The openai engine: ``search.engine.Engine`` over OpenAI-compatible servers, mainly vLLM."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class DrawnStep:
 
     @property
     def remaining(self) -> int:
-        """Most tokens that may still be drawn."""
+        """How many tokens may still be drawn at most."""
         return self.branch.limit - len(self.tokens)
 
     def add(self, draws: Iterable[tuple[int, float]]) -> int:

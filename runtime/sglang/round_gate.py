@@ -41,7 +41,7 @@ class RoundGate:
         return tokens_of(branch.tokens for branch in branches) + new
 
     def tokens_at_once(self, branches: Sequence[Branch]) -> int:
-        """The most tokens to ask for of each of a round's steps at first."""
+        """The most tokens to ask for at first for each step of a round."""
         limit = max(branch.limit for branch in branches)
         if not self.capacity:
             return limit

@@ -98,7 +98,7 @@ class SearchSession(ServedSearch):
     async def send_list(
         self, replica: Replica, bodies: Sequence[dict[str, Any]], take: Take
     ) -> None:
-        """Have a server answer all of these in one request; ``take`` as in ``generate_list``."""
+        """Have a server answer ``bodies`` in one request; ``take`` as in ``generate_list``."""
         by_priority = [body.get("priority", 0) for body in bodies]
         lists = range(len(bodies)) if replica.routed else by_priority
         with self.request_list(replica, lists) as rids:

@@ -1,4 +1,4 @@
-"""Ids of requests that are sent once more: SGLang refuses an id that it has under way."""
+"""Ids for requests that are sent again, because SGLang refuses the id of a running request."""
 
 from __future__ import annotations
 

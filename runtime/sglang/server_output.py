@@ -15,7 +15,7 @@ LAST_WORDS_SECONDS = 1.0
 """Seconds to wait for more output after the process has ended."""
 MESSAGE_LETTERS = 400
 _ERROR = re.compile(rb"^(?:[\w.]*(?:Error|Exception|Exit|Interrupt)\b|.*\berror: )")
-"""A traceback's last line, or argparse's."""
+"""Matches a traceback's last line, or argparse's error."""
 _ECHO = re.compile(rb"^\S*(?:SystemExit|KeyboardInterrupt|CalledProcessError)\b")
 """Last lines of processes that do not state the cause of their end."""
 
@@ -32,7 +32,7 @@ class ServerOutput:
         self._thread.start()
 
     def error(self) -> str:
-        """Its last line that reads as an error, else its last line; empty if it said nothing."""
+        """The last line that looks like an error, else the last line; empty without output."""
         self._thread.join(LAST_WORDS_SECONDS)  # its children may keep the pipe open
         lines = [line.strip() for line in self._lines if line.strip()]
         errors = [line for line in lines if _ERROR.match(line) and not _ECHO.match(line)]

@@ -74,7 +74,7 @@ class SglangBeamExtension:
     """Draws early steps for all searches of an engine."""
 
     def __init__(self, fleet: Fleet[Replica], *, on: bool) -> None:
-        """Nothing is drawn early unless ``on``."""
+        """``on``: whether steps are drawn early at all."""
         self._fleet = fleet
         self._on = on
         self._beams: dict[SearchSession, SearchExtensions] = {}
