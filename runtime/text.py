@@ -66,12 +66,12 @@ class Text:
 
     @cached_property
     def vocab_size(self) -> int:
-        """An upper bound of token ids: the larger of the model's and the tokenizer's count."""
+        """Token ids are below this: the larger of the model's and the tokenizer's count."""
         return max(int(self._config.get("vocab_size", 0)), self._backend.get_vocab_size())
 
     @property
     def model_vocab(self) -> int:
-        """The number of the model's own ids, which may be below ``vocab_size``."""
+        """Ids that the model itself has are below this."""
         return int(self._config.get("vocab_size", self.vocab_size))
 
     @cached_property
