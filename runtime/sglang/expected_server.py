@@ -217,21 +217,21 @@ class ExpectedServer:
 
     def _model(self, info: ServerInfo) -> tuple[list[str], list[str]]:
         """How its model differs from ours, and what could not be compared."""
-        ours, theirs = self._checkpoint, info.checkpoint
+        ours, checkpoint = self._checkpoint, info.checkpoint
         different, unknown = [], []
         if info.architecture is None:
             unknown.append("the class")
         elif info.architecture != ours.architecture:
             different.append(f"class {info.architecture} instead of {ours.architecture}")
-        if theirs is None:
+        if checkpoint is None:
             unknown.append(f"sizes, vocabulary, weights ({info.model_path} is not readable here)")
-        elif not theirs.folder.samefile(ours.folder):
+        elif not checkpoint.folder.samefile(ours.folder):
             different += [
-                f"{name} {theirs.config.get(name)} instead of {ours.config.get(name)}"
+                f"{name} {checkpoint.config.get(name)} instead of {ours.config.get(name)}"
                 for name in COMPARED
-                if theirs.config.get(name) != ours.config.get(name)
+                if checkpoint.config.get(name) != ours.config.get(name)
             ]
-            if not different and ours.same_weights(theirs) is False:
+            if not different and ours.same_weights(checkpoint) is False:
                 different.append("other weights")
         same = self._same_tokenizer(info)
         if same is None:

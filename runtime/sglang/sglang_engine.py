@@ -63,7 +63,7 @@ class SglangEngine(ServedEngine[SearchSession, Replica, StepSampler]):
     @classmethod
     async def start(cls, options: SglangOptions) -> SglangEngine:
         """Make an engine and ``connect`` it. Raises what either raises."""
-        return await cls(options).started()
+        return await cls(options).connect()
 
     def hint(self, tree: str, hint: Hint) -> None:
         """Drop dead nodes; servers receive the hint with the search's next requests."""
