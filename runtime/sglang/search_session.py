@@ -73,7 +73,7 @@ class SearchSession(ServedSearch):
 
     @contextmanager
     def request_list(self, replica: Replica, lists: Sequence[int]) -> Iterator[list[str]]:
-        """An id for each of several requests, in ``requests`` until ``end_requests`` or until all
+        """An id for each of several requests, in ``requests`` until ``answered`` or until all
         are over; ``lists``: which list each one goes in."""
         following: dict[int, str] = {}
         rids: list[str] = []
@@ -86,11 +86,11 @@ class SearchSession(ServedSearch):
         except asyncio.CancelledError:
             raise  # the server does not know yet: ``stop`` must abort them
         except BaseException:
-            self.end_requests(*rids)
+            self.answered(*rids)
             raise
-        self.end_requests(*rids)
+        self.answered(*rids)
 
-    def end_requests(self, *rids: str) -> None:
+    def answered(self, *rids: str) -> None:
         """Forget requests on which the server is no longer at work."""
         for rid in rids:
             self.requests.pop(rid, None)
@@ -104,7 +104,7 @@ class SearchSession(ServedSearch):
         with self.request_list(replica, lists) as rids:
 
             def take_answer(place: int, answer: Json) -> None:
-                self.end_requests(rids[place])
+                self.answered(rids[place])
                 take(place, answer)
 
             list_bodies = [body | self.common(rid) for body, rid in zip(bodies, rids, strict=True)]
