@@ -90,7 +90,7 @@ def make_cache(kv_policy: str, context: Any) -> Any:
                 f"--radix-cache-backend {backend}: {flag}; it holds plain KV only "
                 "(hedgerow --kv-policy lru starts a server without it)"
             )
-    from hedgerow_sglang.search_cache import CACHES
+    from hedgerow_sglang.caches import CACHES
 
     return CACHES[kv_policy](context.params)
 

@@ -45,7 +45,7 @@ NAME = "hedgerow"
 """The note's key, and the plug-in's in ``/server_info``."""
 BACKENDS: Mapping[str, str] = {"arborkv": NAME}
 """Our ``--radix-cache-backend`` for each ``--kv-policy`` that it implements
-(``search_cache.CACHES``); any other order is SGLang's own."""
+(``caches.CACHES``); any other order is SGLang's own."""
 COUNTS = (
     "held_tokens",
     "cached_tokens",

@@ -378,10 +378,6 @@ class SearchCache(RadixCache):
         return key.page_aligned(self.page_size)
 
 
-CACHES: Mapping[str, type[SearchCache]] = {"arborkv": SearchCache}
-"""Cache classes by ``--kv-policy``; another order is a class with its own ``_turn``."""
-
-
 def _free_slots(allocator: Any, slots: Any) -> None:
     """Return KV slots to the allocator, in whole pages as they stand in the tree."""
     if hasattr(allocator, "free_segment"):
