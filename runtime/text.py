@@ -298,9 +298,8 @@ class Text:
         load."""
         stored = self.checkpoint / "chat_template.jinja"
         apart = stored.read_text(encoding="utf-8") if stored.is_file() else ""
-        return apart + str(
-            _read_json(self.checkpoint / "tokenizer_config.json").get("chat_template")
-        )
+        config = _read_json(self.checkpoint / "tokenizer_config.json")
+        return apart + str(config.get("chat_template") or "")
 
     def _bytes(self, tokens: Sequence[int]) -> bytes:
         return b"".join(self.pieces[t] for t in tokens if t not in self.special)
