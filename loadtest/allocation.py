@@ -24,7 +24,7 @@ from loadtest.allocation_plot import plot
 from loadtest.allocation_rows import SearchRecord, cells_of, read_csv, rows_of, write_csv
 from loadtest.compare import Results, compare
 from loadtest.on_sglang import to_its_end
-from loadtest.options import BenchmarkParser, kept_file, planned
+from loadtest.options import BenchmarkParser, output_file, planned
 from loadtest.report import publish
 from loadtest.searches import Item, Method, embedded
 from loadtest.throughput import roomy
@@ -104,10 +104,10 @@ async def measure(plan: AllocationPlan) -> list[SearchRecord]:
     async with roomy(embedded, max(plan.widths) * SIDE_BY_SIDE, 0) as engine:
         for task in plan.tasks:
             items = items_of(plan, task)
-            found = await compare(
+            by_method = await compare(
                 engine, items, methods, at_once=SIDE_BY_SIDE, kept_in=plan.kept_in
             )
-            searches += [one for results in found for one in records_of(items, results, plan.seeds)]
+            searches += [r for results in by_method for r in records_of(items, results, plan.seeds)]
     return searches
 
 
@@ -141,7 +141,7 @@ def main() -> None:
     """Print a table, or one JSON document with ``--json``."""
     options = _parser().parse_args()
     plan = planned(QUICK if options.quick else FULL, options)
-    searches = chosen(options) if options.read else to_its_end(measure(plan))
+    searches = read_records(options) if options.read else to_its_end(measure(plan))
     if options.write:
         write_csv(options.write, searches)
     tasks = dict.fromkeys(search.task for search in searches)
@@ -151,7 +151,7 @@ def main() -> None:
     publish({"rows": rows}, options.json, "allocation", COLUMNS)
 
 
-def chosen(options: Namespace) -> list[SearchRecord]:
+def read_records(options: Namespace) -> list[SearchRecord]:
     """Of the searches in ``--read`` those of the tasks, methods and widths that were named."""
     return [
         search
@@ -173,9 +173,9 @@ def _parser() -> BenchmarkParser:
         "--read", type=Path, metavar="CSV", help="searches to count, in place of any"
     )
     parser.add_argument(
-        "--write", type=kept_file, metavar="CSV", help="the searches, packed by gzip"
+        "--write", type=output_file, metavar="CSV", help="the searches, packed by gzip"
     )
-    parser.add_argument("--plot", type=kept_file, metavar="FILE", help="accuracy against tokens")
+    parser.add_argument("--plot", type=output_file, metavar="FILE", help="accuracy against tokens")
     return parser
 
 

@@ -65,8 +65,8 @@ class AllocationCell:
     @property
     def illegal_replies(self) -> float | None:
         """The share of chosen replies with a step that the rules forbid; None where none is."""
-        known = [s.illegal for s in self.searches if s.illegal is not None]
-        return sum(known) / len(known) if known else None
+        flags = [s.illegal for s in self.searches if s.illegal is not None]
+        return sum(flags) / len(flags) if flags else None
 
 
 def rows_of(task: str, cells: Sequence[AllocationCell], seeds: int) -> list[dict[str, Any]]:
@@ -150,16 +150,16 @@ def cells_of(task: str, searches: Iterable[SearchRecord]) -> tuple[list[Allocati
 
     Only questions that every method and width has searched with every seed are counted.
     """
-    found = {(s.method, s.width, s.seed, s.question): s for s in searches if s.task == task}
-    kinds = sorted({(method, width) for method, width, _, _ in found})
-    seeds = sorted({seed for _, _, seed, _ in found})
+    by_key = {(s.method, s.width, s.seed, s.question): s for s in searches if s.task == task}
+    kinds = sorted({(method, width) for method, width, _, _ in by_key})
+    seeds = sorted({seed for _, _, seed, _ in by_key})
     questions = [
         q
-        for q in sorted({question for _, _, _, question in found})
-        if all((*kind, seed, q) in found for kind in kinds for seed in seeds)
+        for q in sorted({question for _, _, _, question in by_key})
+        if all((*kind, seed, q) in by_key for kind in kinds for seed in seeds)
     ]
     cells = [
-        AllocationCell(*kind, [found[*kind, seed, q] for seed in seeds for q in questions])
+        AllocationCell(*kind, [by_key[*kind, seed, q] for seed in seeds for q in questions])
         for kind in kinds
     ]
     return cells, len(seeds)

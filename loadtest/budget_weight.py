@@ -76,21 +76,21 @@ async def choose(
             engine, items, [Method("rebase", base), *methods], at_once=at_once, kept_in=kept_in
         )
         shares = {w: results.accuracy for w, results in zip(SWEEP, swept, strict=True)}
-        weight = largest_harmless(shares, rebase.accuracy)
-        taken = min(SWEEP) if weight is None else weight
-        say(f"{task}, width {width}: {taken} of {shares}, rebase {rebase.accuracy:.4f}")
+        harmless = largest_harmless(shares, rebase.accuracy)
+        weight = min(SWEEP) if harmless is None else harmless
+        say(f"{task}, width {width}: {weight} of {shares}, rebase {rebase.accuracy:.4f}")
         rows.append(
             {
                 "task": task,
                 "width": width,
                 "n": len(items),
                 "seed": seed,
-                FIELD: taken,
-                "harmless": weight is not None,
+                FIELD: weight,
+                "harmless": harmless is not None,
                 "accuracy_rebase": rebase.accuracy,
-                "accuracy": shares[taken],
+                "accuracy": shares[weight],
                 "sweep": {str(w): share for w, share in shares.items()},
-                "tree_digest": swept[SWEEP.index(taken)].digest,
+                "tree_digest": swept[SWEEP.index(weight)].digest,
             }
         )
     return rows
@@ -100,6 +100,6 @@ def record(rows: Sequence[dict[str, Any]], path: Path = FILE) -> None:
     """Write what was chosen, replacing what stood there for the same tasks and widths."""
     new = {(row["task"], row["width"]) for row in rows}
     old = json.loads(path.read_text()) if path.is_file() else []
-    kept = [row for row in old if (row["task"], row["width"]) not in new]
-    merged = sorted([*kept, *rows], key=lambda row: (row["task"], row["width"]))
+    unchanged = [row for row in old if (row["task"], row["width"]) not in new]
+    merged = sorted([*unchanged, *rows], key=lambda row: (row["task"], row["width"]))
     path.write_text(json.dumps(merged, indent=2) + "\n")

@@ -28,7 +28,7 @@ EFFICIENCY = 0.5
 """Share of the roofline that serving reaches; a guess to be replaced by a measurement of yours."""
 BUSY = 0.7
 """Share of a replica's throughput that is planned with: above it queues grow without bound."""
-KEPT, SPREAD = 0.4, 0.9
+KEPT_SHARE, SPREAD = 0.4, 0.9
 """Of a search, as ``--check`` finds them with rebase on countdown, rounded."""
 HOUR = 3600.0
 
@@ -77,7 +77,7 @@ class Search:
     depth: float
     step: float
     prompt: float
-    kept: float = KEPT
+    kept: float = KEPT_SHARE
     spread: float = SPREAD
 
     @property
@@ -135,7 +135,7 @@ class ReplicaModel:
     @property
     def kv_room(self) -> float:
         """Tokens whose KV, of both models, fits beside the weights."""
-        return self._left / (self.policy.kv + self.reward.kv)
+        return self._kv_budget / (self.policy.kv + self.reward.kv)
 
     @property
     def room(self) -> int:
@@ -144,19 +144,19 @@ class ReplicaModel:
         if fit < 1:
             raise ValueError(
                 f"a search of width {self.search.width} holds {self.kv_bytes / 1e9:.1f} GB of KV; "
-                f"{self._left / 1e9:.1f} GB are left beside the weights"
+                f"{self._kv_budget / 1e9:.1f} GB are left beside the weights"
             )
         return fit
 
     @property
-    def _left(self) -> float:
+    def _kv_budget(self) -> float:
         return max(0.0, ROOM * 1e9 * self.gpu.memory - self.policy.weights - self.reward.weights)
 
     def drawing(self, at_once: float) -> float:
         """Seconds of a search's rounds with so many under way in step: ``step`` passes each."""
         rows = at_once * self.search.width
-        one = pass_seconds(self.gpu, self.policy, rows, self.search.path)
-        return self.search.depth * self.search.step * one / EFFICIENCY
+        pass_time = pass_seconds(self.gpu, self.policy, rows, self.search.path)
+        return self.search.depth * self.search.step * pass_time / EFFICIENCY
 
     def scoring(self, at_once: float) -> float:
         """Seconds of its rewards: a round is one pass of the reward model over what was drawn."""
@@ -208,7 +208,7 @@ def company(rate: Callable[[int], float], most: int, arrivals: float) -> Company
     return Company(growing / total, queued / (1 - load) / total, 1 - chances[0] / total)
 
 
-def row(users: int, asks_an_hour: float, one: ReplicaModel) -> dict[str, Any]:
+def row(users: int, asks_an_hour: float, replica: ReplicaModel) -> dict[str, Any]:
     """Replicas for so many users, and what each of these is like.
 
     ``searches_at_once``: on a replica, on average; ``busy``: the share of its time with any;
@@ -219,22 +219,22 @@ def row(users: int, asks_an_hour: float, one: ReplicaModel) -> dict[str, Any]:
     number under way times what a search holds on average over its time.
     """
     arrivals = users * asks_an_hour / HOUR
-    replicas = max(1, math.ceil(arrivals / (BUSY * one.rate(one.room))))
-    found = company(one.rate, one.room, arrivals / replicas)
-    met = min(one.room, found.at_once + 1)
-    under_way = replicas * found.at_once
+    replicas = max(1, math.ceil(arrivals / (BUSY * replica.rate(replica.room))))
+    means = company(replica.rate, replica.room, arrivals / replicas)
+    at_arrival = min(replica.room, means.at_once + 1)
+    under_way = replicas * means.at_once
     return {
         "users": users,
         "arrivals_per_second": arrivals,
         "replicas": replicas,
-        "searches_at_once": found.at_once,
-        "most_at_once": one.room,
-        "busy": found.busy,
-        "seconds": (found.at_once + found.waiting) * replicas / arrivals,
-        "drawing_share": one.drawing(met) / one.seconds(met),
-        "kv_tokens_room": one.kv_room,
-        "expected_kv_tokens": under_way * one.search.kv_tokens_mean,
-        "expected_kv_bytes": under_way * one.kv_bytes_mean,
+        "searches_at_once": means.at_once,
+        "most_at_once": replica.room,
+        "busy": means.busy,
+        "seconds": (means.at_once + means.waiting) * replicas / arrivals,
+        "drawing_share": replica.drawing(at_arrival) / replica.seconds(at_arrival),
+        "kv_tokens_room": replica.kv_room,
+        "expected_kv_tokens": under_way * replica.search.kv_tokens_mean,
+        "expected_kv_bytes": under_way * replica.kv_bytes_mean,
     }
 
 
@@ -253,9 +253,9 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="measure on this machine, too")
     args = parser.parse_args()
     search = Search(args.width, args.depth, args.step_tokens, args.prompt_tokens)
-    one = ReplicaModel(GPUS[args.gpu], MODELS[args.policy], MODELS[args.reward], search)
+    replica = ReplicaModel(GPUS[args.gpu], MODELS[args.policy], MODELS[args.reward], search)
     try:
-        rows = [row(int(n), args.asks_an_hour, one) for n in args.users.split(",")]
+        rows = [row(int(n), args.asks_an_hour, replica) for n in args.users.split(",")]
     except ValueError as error:
         parser.error(str(error))
     document: dict[str, Any] = {"rows": rows}

@@ -33,8 +33,8 @@ def fitted(narrow: float, wide: float, depth: float, step: float, prompt: float)
     """The search whose ``kv_tokens`` are those measured at the narrow and at the wide width."""
     spread = math.log((wide - prompt) / (narrow - prompt)) / math.log(WIDE / NARROW)
     rounds = (wide - prompt) / (step * WIDE**spread)
-    kept = (rounds - 1) / (depth - 1)
-    return Search(WIDE, depth, step, prompt, kept, spread)
+    kept_share = (rounds - 1) / (depth - 1)
+    return Search(WIDE, depth, step, prompt, kept_share, spread)
 
 
 async def check(quick: bool) -> list[dict[str, Any]]:
@@ -45,28 +45,30 @@ async def check(quick: bool) -> list[dict[str, Any]]:
     }
     items = items_of(TASK, "dev", 4 if quick else 16, 0)
     seconds: dict[int, list[float]] = {width: [] for width in methods}
-    grown: dict[int, list[Outcome]] = {width: [] for width in methods}
+    outcomes: dict[int, list[Outcome]] = {width: [] for width in methods}
     async with embedded(threads=1) as engine:
         assert engine.pid is not None, "a started engine has a process"
         await grow(engine, items_of(TASK, "dev", 99, 0)[-1], methods[WIDE])  # warm
         for item in items:
             for width, method in methods.items():
                 before = process_seconds(engine.pid)
-                grown[width].append(await grow(engine, item, method))
+                outcomes[width].append(await grow(engine, item, method))
                 seconds[width].append(process_seconds(engine.pid) - before)
-    return _rows(seconds, grown)
+    return _rows(seconds, outcomes)
 
 
-def _rows(seconds: dict[int, list[float]], grown: dict[int, list[Outcome]]) -> list[dict[str, Any]]:
-    time = {width: mean(taken) for width, taken in seconds.items()}
-    stats = {width: [outcome.stats for outcome in many] for width, many in grown.items()}
+def _rows(
+    seconds: dict[int, list[float]], outcomes: dict[int, list[Outcome]]
+) -> list[dict[str, Any]]:
+    time = {width: mean(samples) for width, samples in seconds.items()}
+    stats = {width: [outcome.stats for outcome in many] for width, many in outcomes.items()}
     kv = {width: mean(s.kv_tokens_peak for s in many) for width, many in stats.items()}
     depth = mean(s.depth for s in stats[WIDE])
     step = mean(s.generated_tokens / s.nodes for s in stats[WIDE])
     prompt = mean(s.prompt_tokens for s in stats[WIDE])
     wide = fitted(kv[NARROW], kv[WIDE], depth, step, prompt)
     rows = []
-    for width in grown:
+    for width in outcomes:
         predicted_kv = replace(wide, width=width).kv_tokens
         predicted_time = line(time[NARROW], time[WIDE], width)
         rows.append(
@@ -80,8 +82,8 @@ def _rows(seconds: dict[int, list[float]], grown: dict[int, list[Outcome]]) -> l
                 "time_ratio": predicted_time / time[width],
                 "kept": wide.kept,
                 "spread": wide.spread,
-                "n": len(grown[width]),
-                "tree_digest": combined_digest(outcome.digest for outcome in grown[width]),
+                "n": len(outcomes[width]),
+                "tree_digest": combined_digest(outcome.digest for outcome in outcomes[width]),
             }
         )
     return rows

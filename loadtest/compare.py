@@ -66,31 +66,31 @@ async def compare(
     results, from which those known already are taken and to which the others are added.
     """
     costs = [ModelConfig.from_checkpoint(path).flops for path in (SPRIG.policy, SPRIG.prm) if path]
-    kept = kept_results(kept_in, engine.capabilities.fingerprint)
+    store = kept_results(kept_in, engine.capabilities.fingerprint)
     widest_first = sorted(range(len(methods)), key=lambda i: -methods[i].spec.width)
     compared = count(1)
 
-    async def one(numbered: tuple[int, Item]) -> dict[int, Result]:
+    async def compare_item(numbered: tuple[int, Item]) -> dict[int, Result]:
         number, item = numbered
-        rounds_kept = number < keep_rounds
+        keeps_rounds = number < keep_rounds
         shared = SharedSamples(engine, *costs)
-        found: dict[int, Result] = {}
+        results: dict[int, Result] = {}
         for i in widest_first:
-            of = of_search(item, methods[i])
-            known = kept.get(of)
-            if known is None or (rounds_kept and not known.rounds):
-                noted = Decisions()
-                policy_of = noting(methods[i].policy_of, noted, time.perf_counter)
+            key = of_search(item, methods[i])
+            result = store.get(key)
+            if result is None or (keeps_rounds and not result.rounds):
+                decisions = Decisions()
+                policy_of = noting(methods[i].policy_of, decisions, time.perf_counter)
                 outcome = await grow(shared, item, methods[i], policy_of)
-                rounds = tuple(noted.rounds) if rounds_kept else ()
-                known = result_of(item, outcome, rounds)
-                kept.put(of, known)
-            found[i] = known
+                rounds = tuple(decisions.rounds) if keeps_rounds else ()
+                result = result_of(item, outcome, rounds)
+                store.put(key, result)
+            results[i] = result
         say(f"{item.task}: {next(compared)} of {len(items)} questions compared")
-        return found
+        return results
 
-    by_item = await side_by_side(one, enumerate(items), at_once)
-    return [Results(m, [found[i] for found in by_item]) for i, m in enumerate(methods)]
+    by_item = await side_by_side(compare_item, enumerate(items), at_once)
+    return [Results(m, [results[i] for results in by_item]) for i, m in enumerate(methods)]
 
 
 def result_of(item: Item, outcome: Outcome, rounds: tuple[Round, ...] = ()) -> Result:

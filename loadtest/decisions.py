@@ -33,26 +33,26 @@ class Decisions:
 def noting(policy_of: PolicyOf, decisions: Decisions, clock: Callable[[], float]) -> PolicyOf:
     """Makes the same policy, whose plans are noted in ``decisions``; all else of it is its own."""
 
-    def noted(made: Callable[..., Round | None]) -> Callable[..., Round | None]:
+    def note_plans(plan_method: Callable[..., Round | None]) -> Callable[..., Round | None]:
         def plan(tree: Tree, *answers: Answers) -> Round | None:
             before = clock()
-            found = made(tree, *answers)
+            next_round = plan_method(tree, *answers)
             decisions.seconds.append(clock() - before)
             decisions.nodes.append(len(tree))
-            if found is not None:
-                decisions.rounds.append(found)
-            return found
+            if next_round is not None:
+                decisions.rounds.append(next_round)
+            return next_round
 
         return plan
 
-    def watched(policy: Any) -> Any:
-        own = {name: getattr(policy, name) for name in dir(policy) if not name.startswith("_")}
-        own |= {name: noted(own[name]) for name in PLANS if name in own}
-        if "suited_to" in own:
-            own["suited_to"] = lambda embeds: watched(policy.suited_to(embeds))
-        return SimpleNamespace(**own)
+    def wrapped(policy: Any) -> Any:
+        members = {name: getattr(policy, name) for name in dir(policy) if not name.startswith("_")}
+        members |= {name: note_plans(members[name]) for name in PLANS if name in members}
+        if "suited_to" in members:
+            members["suited_to"] = lambda embeds: wrapped(policy.suited_to(embeds))
+        return SimpleNamespace(**members)
 
-    return lambda spec: watched(policy_of(spec))
+    return lambda spec: wrapped(policy_of(spec))
 
 
 def replaying(policy_of: PolicyOf, rounds: Sequence[Round]) -> PolicyOf:
@@ -66,8 +66,8 @@ def replaying(policy_of: PolicyOf, rounds: Sequence[Round]) -> PolicyOf:
         coming = iter(rounds)
 
         def plan(tree: Tree) -> Round | None:
-            known = next(coming, None)
-            return known if known is not None and _possible(known, tree) else None
+            next_round = next(coming, None)
+            return next_round if next_round is not None and _possible(next_round, tree) else None
 
         return SimpleNamespace(scores=policy_of(spec).scores, plan=plan)
 
@@ -76,5 +76,5 @@ def replaying(policy_of: PolicyOf, rounds: Sequence[Round]) -> PolicyOf:
 
 def _possible(plan: Round, tree: Tree) -> bool:
     """Whether the tree has the nodes that a round expands and prunes, and they may grow."""
-    named = (*plan.expand, *plan.prune)
-    return all(node < len(tree) and tree[node].state is NodeState.OPEN for node in named)
+    nodes = (*plan.expand, *plan.prune)
+    return all(node < len(tree) and tree[node].state is NodeState.OPEN for node in nodes)

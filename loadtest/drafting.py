@@ -91,9 +91,9 @@ class DraftedEngine(SteppedEngine):
         ask()
         answer = None
         while answer is None:
-            for drawn in self.scheduler.step():
-                rewards = self._judge.rule(drawn)
-                answer = drawn.steps if rewards is None else rewards
+            for expansion in self.scheduler.step():
+                rewards = self._judge.rule(expansion)
+                answer = expansion.steps if rewards is None else rewards
         part.seconds += clock() - start
         part.busy += self._target.seconds - busy
         part.counts += self._counts() - before

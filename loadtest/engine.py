@@ -36,7 +36,7 @@ POLICY = "models/sprig/policy"
 SEQUENCES = (1, 16, 64, 256)
 CONTEXT = 100
 SHARED = 32
-OWN = CONTEXT - SHARED
+OWN_TOKENS = CONTEXT - SHARED
 WIDTH = 64
 
 
@@ -44,15 +44,16 @@ class Decoding:
     """``sequences`` rows, each at the end of a context of its own below a shared beginning."""
 
     def __init__(self, forward: Forward, sequences: int) -> None:
-        own = OWN
+        own_tokens = OWN_TOKENS
         self.forward = forward
-        self.store = forward.new_store(SHARED + sequences * own)
+        self.store = forward.new_store(SHARED + sequences * own_tokens)
         rng = np.random.default_rng(0)
         shared = np.arange(SHARED)
         ids = rng.integers(0, forward.config.vocab, (sequences, CONTEXT))
         ids[:, :SHARED] = ids[0, :SHARED]
         tables = [
-            np.concatenate([shared, SHARED + i * own + np.arange(own)]) for i in range(sequences)
+            np.concatenate([shared, SHARED + i * own_tokens + np.arange(own_tokens)])
+            for i in range(sequences)
         ]
         for tokens, slots in zip(ids, tables, strict=True):
             forward.run([Span(tokens, 0, slots, CONTEXT)], self.store)
@@ -90,7 +91,7 @@ class Floor:
         ]
         self.head = self._product(rows, config.hidden, config.vocab)
         group = heads // kv_heads
-        extents = ((kv_heads, sequences * group, SHARED), (sequences * kv_heads, group, OWN))
+        extents = ((kv_heads, sequences * group, SHARED), (sequences * kv_heads, group, OWN_TOKENS))
         self.attention = [
             [self._attention(*extent, size) for extent in extents] for _ in range(config.layers)
         ]
@@ -174,7 +175,7 @@ async def against_the_loop(threads: int, questions: int, width: int) -> dict:
             rows.append((task, seconds[0], min(seconds[1:]), digests[0], digests[1]))
             say(f"{task}: {seconds[0]:.2f} s, loop {seconds[1:]} s")
         used = engine.capabilities.threads
-    names, ours, theirs, grown, twins = zip(*rows, strict=True)
+    names, ours, theirs, engine_digests, loop_digests = zip(*rows, strict=True)
     return {
         "speedup_vs_generate_loop": round(sum(theirs) / sum(ours), 3),
         "generate_loop": {
@@ -182,8 +183,8 @@ async def against_the_loop(threads: int, questions: int, width: int) -> dict:
             "threads": used,
             "loop_threads": loop_counts(threads),
             "speedup": [(n, round(b / a, 2)) for n, a, b in zip(names, ours, theirs, strict=True)],
-            "identical_trees": sum(map(str.__eq__, grown, twins)) / len(rows),
-            "tree_digest": combined_digest(grown),
+            "identical_trees": sum(map(str.__eq__, engine_digests, loop_digests)) / len(rows),
+            "tree_digest": combined_digest(engine_digests),
         },
     }
 

@@ -40,23 +40,23 @@ class GenerateLoop(ReferenceEngine):
         """One batched generate; rows that have ended stay in the batch until all have."""
         del tree
         stops = self._stops.of(sampling.stop)
-        drawn: list[list[int]] = [[] for _ in branches]
+        outputs: list[list[int]] = [[] for _ in branches]
         logprobs = [0.0] * len(branches)
         entropies = [0.0] * len(branches)
         finishes: list[Finish | None] = [None] * len(branches)
         batch = _LeftPadded([b.tokens for b in branches])
         while None in finishes:
-            rows = self._draw(batch.logits(self._policy), branches, drawn, sampling)
+            rows = self._draw(batch.logits(self._policy), branches, outputs, sampling)
             for i, (token, logprob, entropy) in enumerate(zip(*rows, strict=True)):
                 if finishes[i] is None:
-                    drawn[i].append(int(token))
+                    outputs[i].append(int(token))
                     logprobs[i] += float(logprob)
                     entropies[i] = float(entropy)
-                    finishes[i] = self._ended(drawn[i], branches[i], stops)
-            batch.append([tokens[-1] for tokens in drawn])
+                    finishes[i] = self._finish(outputs[i], branches[i], stops)
+            batch.append([tokens[-1] for tokens in outputs])
         steps = []
         for branch, tokens, logprob, entropy, finish in zip(
-            branches, drawn, logprobs, entropies, finishes, strict=True
+            branches, outputs, logprobs, entropies, finishes, strict=True
         ):
             assert finish is not None, "the loop ends when all rows have"
             text = self._text.decode(tokens, branch.tokens, last=finish is Finish.END)
@@ -79,13 +79,13 @@ class GenerateLoop(ReferenceEngine):
 
     @staticmethod
     def _draw(
-        logits: Tensor, branches: Sequence[Branch], drawn: Sequence[list[int]], sampling: Sampling
+        logits: Tensor, branches: Sequence[Branch], outputs: Sequence[list[int]], sampling: Sampling
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         seeds = np.array([b.seed for b in branches], dtype=np.uint64)
-        at = [len(b.tokens) + len(d) for b, d in zip(branches, drawn, strict=True)]
+        at = [len(b.tokens) + len(d) for b, d in zip(branches, outputs, strict=True)]
         return sample(logits, seeds, at, sampling.temperature, sampling.top_p)
 
-    def _ended(self, tokens: list[int], branch: Branch, stops: StopStrings) -> Finish | None:
+    def _finish(self, tokens: list[int], branch: Branch, stops: StopStrings) -> Finish | None:
         if tokens[-1] in self._text.eos:
             return Finish.END
         if stops.ended(tokens):

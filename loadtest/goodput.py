@@ -43,7 +43,7 @@ from loadtest.goodput_rows import (
 )
 from loadtest.on_sglang import to_its_end
 from loadtest.options import BenchmarkParser, at_least, planned
-from loadtest.report import publish, say_row, shown
+from loadtest.report import cell_text, publish, say_row
 from loadtest.searches import items_of
 from loadtest.turns import CLOCKS
 from models.bundled import SPRIG_FOLDER
@@ -107,45 +107,45 @@ class GoodputCell:
     def spec(self) -> SearchSpec:
         """The search itself."""
         policy = "beam" if self.policy == STEPS else self.policy
-        found = spec_for(policy, self.width, self.task)
+        base = spec_for(policy, self.width, self.task)
         longest: dict[str, Any] = {"max_step_tokens": STEP_TOKENS[self.task]}
         if self.policy == STEPS:
             longest = {"max_step_tokens": GRANULARITY, "step_tokens": GRANULARITY}
-        drawn = {"temperature": self.temperature}
-        return SearchSpec.model_validate(found.model_dump(exclude_unset=True) | longest | drawn)
+        sampling = {"temperature": self.temperature}
+        return SearchSpec.model_validate(base.model_dump(exclude_unset=True) | longest | sampling)
 
 
 def cells_of(plan: GoodputPlan) -> list[GoodputCell]:
     """The cells of the plan, pair by pair."""
     kinds = (plan.pairs, plan.tasks, plan.policies, plan.widths, plan.pools)
     cells = [GoodputCell(*kind, plan.temperature) for kind in itertools.product(*kinds)]
-    drawn = range(len(cells))
+    numbers = range(len(cells))
     if 0 < plan.sample < len(cells):
         luck = random.Random(repr((plan.seed, kinds)))  # widths and pairs draw anew
-        drawn = sorted(luck.sample(drawn, plan.sample))
-    return [cells[number] for number in drawn]
+        numbers = sorted(luck.sample(numbers, plan.sample))
+    return [cells[number] for number in numbers]
 
 
 async def measure(plan: GoodputPlan, models: tuple[Path, Path]) -> dict[str, Any]:
     """The document; ``models``: checkpoints of the policy and of the reward model."""
-    start, found, left_out = time.monotonic(), [], []
+    start, all_rows, skipped = time.monotonic(), [], []
     with tempfile.TemporaryDirectory() as folder:
         for pair, cells in itertools.groupby(cells_of(plan), lambda cell: cell.pair):
             if time.monotonic() - start > plan.seconds:
-                left_out += [" ".join(map(shown, _name(cell).values())) for cell in cells]
+                skipped += [" ".join(map(cell_text, _name(cell).values())) for cell in cells]
                 continue
             paths = _deepened(models, PAIRS[pair], Path(folder))
             bench = ModelPair(*paths, plan.batch_limit, plan.threads, CLOCKS[plan.clock])
-            known: dict[Any, list[GoodputRun]] = {}
+            roomy_runs: dict[Any, list[GoodputRun]] = {}
             for cell in cells:
                 if time.monotonic() - start > plan.seconds:
-                    left_out.append(" ".join(map(shown, _name(cell).values())))
+                    skipped.append(" ".join(map(cell_text, _name(cell).values())))
                 else:
-                    found += await _cell(plan, bench, cell, known)
+                    all_rows += await _cell(plan, bench, cell, roomy_runs)
     return {
-        "rows": found,
-        "summary": summary(found),
-        "left_out": left_out,
+        "rows": all_rows,
+        "summary": summary(all_rows),
+        "left_out": skipped,
         "clock": plan.clock,
         "temperature": plan.temperature,
         "batch_limit": plan.batch_limit,
@@ -154,27 +154,29 @@ async def measure(plan: GoodputPlan, models: tuple[Path, Path]) -> dict[str, Any
 
 
 async def _cell(
-    plan: GoodputPlan, bench: ModelPair, cell: GoodputCell, known: dict[Any, list[GoodputRun]]
+    plan: GoodputPlan, bench: ModelPair, cell: GoodputCell, roomy_runs: dict[Any, list[GoodputRun]]
 ) -> list[dict[str, Any]]:
     """A cell's rows. ``known``: the searches with room for all, run once for all pools."""
     items = items_of(cell.task, "test", plan.questions, plan.seed)
     of = (cell.task, cell.policy, cell.width)
-    if of not in known:
-        known[of] = [
+    if of not in roomy_runs:
+        roomy_runs[of] = [
             await bench.run(VARIANTS[BASELINE], cell.spec, item, None, 0) for item in items
         ]
-    whole = known[of]
+    whole = roomy_runs[of]
     path = max(run.path_tokens for run in whole)
     working_set = max(run.held_bytes for run in whole)
     budget = max(round(cell.pool * working_set), bench.pools.least_bytes(path))
 
-    made: dict[str, list[list[GoodputRun]]] = {name: [[] for _ in items] for name in plan.variants}
+    by_variant: dict[str, list[list[GoodputRun]]] = {
+        name: [[] for _ in items] for name in plan.variants
+    }
     for number, name in _turns(plan, len(items)):
         run = await bench.run(VARIANTS[name], cell.spec, items[number], budget, path)
-        made[name][number].append(run)
+        by_variant[name][number].append(run)
     runs = {
         name: [of_item[repeat] for repeat in range(plan.repeats) for of_item in by_item]
-        for name, by_item in made.items()
+        for name, by_item in by_variant.items()
     }
     about = _name(cell) | {
         "seed": plan.seed,
@@ -182,10 +184,10 @@ async def _cell(
         "pool_bytes": budget,
         "batch_limit": plan.batch_limit,
     }
-    found = [about | row for row in rows(runs, whole)]
-    for row in found:
+    cell_rows = [about | row for row in rows(runs, whole)]
+    for row in cell_rows:
         say_row(row, COLUMNS)
-    return found
+    return cell_rows
 
 
 def _turns(plan: GoodputPlan, items: int) -> Iterator[tuple[int, str]]:

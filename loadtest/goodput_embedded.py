@@ -43,9 +43,9 @@ class Pools:
         """What even halves need to hold one path each."""
         return 2 * path_tokens * max(self.generator.kv_bytes, self.verifier.kv_bytes)
 
-    def held_bytes(self, drawn: int, scored: int) -> int:
+    def held_bytes(self, drawn_tokens: int, scored_tokens: int) -> int:
         """Of so many tokens of each."""
-        return drawn * self.generator.kv_bytes + scored * self.verifier.kv_bytes
+        return drawn_tokens * self.generator.kv_bytes + scored_tokens * self.verifier.kv_bytes
 
     def tokens(
         self, way: Way, spec: SearchSpec, budget: int | None, path_tokens: int
@@ -130,12 +130,12 @@ class ModelPair:
         )
         method = Method(variant.name, spec)
         outcome = await grow(engine, item, method, text=self._models.text, clock=self._clock)
-        held = engine.scheduler.cache.active_peak, engine.scorer.cache.active_peak
+        peaks = engine.scheduler.cache.active_peak, engine.scorer.cache.active_peak
         return GoodputRun.of(
             item,
             outcome,
             seconds=engine.seconds,
-            held_bytes=self.pools.held_bytes(*held),
+            held_bytes=self.pools.held_bytes(*peaks),
             path_tokens=self._path(engine, spec),
             kv_tokens=pools[0],
             prm_kv_tokens=pools[1],

@@ -69,26 +69,26 @@ _BASES = (PAPER, BASELINE)
 Row = Mapping[str, Any]
 
 
-def summary(found: Sequence[Row]) -> list[dict[str, Any]]:
+def summary(cells: Sequence[Row]) -> list[dict[str, Any]]:
     """A row a variant: means over cells and how many cells are significantly below ``WORSE`` of
     either baseline's goodput (the interval's upper end is; cells of one pair have none).
 
     Every number of beams counts alike, as it does where all cells are there: wide cells may be a
     sample. Intervals are over cells, drawn again among those of as many beams.
     """
-    names = dict.fromkeys(row["variant"] for row in found)
-    return [_summed(name, [row for row in found if row["variant"] == name]) for name in names]
+    names = dict.fromkeys(row["variant"] for row in cells)
+    return [_summed(name, [row for row in cells if row["variant"] == name]) for name in names]
 
 
 def joined(documents: Iterable[Path]) -> list[dict[str, Any]]:
     """The rows of documents that `--json` wrote. Raises ValueError where a cell is in two."""
-    rows, seen = [], set[tuple[Any, ...]]()
+    rows, names = [], set[tuple[Any, ...]]()
     for path in documents:
         for row in json.loads(path.read_text(encoding="utf-8"))["rows"]:
             cell = tuple(row[part] for part in ("pair", "task", "policy", "beams", "pool"))
-            if (name := (*cell, row["variant"])) in seen:
+            if (name := (*cell, row["variant"])) in names:
                 raise ValueError(f"{path}: {' '.join(map(str, cell))} is in another file too")
-            seen.add(name)
+            names.add(name)
             rows.append(row)
     return rows
 
@@ -204,7 +204,7 @@ def _row(
     runs: Mapping[str, Sequence[GoodputRun]],
     whole: Sequence[GoodputRun],
 ) -> dict[str, Any]:
-    n, grown = len(mine), [run.digest for run in whole]
+    n, reference = len(mine), [run.digest for run in whole]
 
     def mean(field: str) -> float:
         return math.fsum(getattr(run, field) for run in mine) / n
@@ -228,14 +228,14 @@ def _row(
         "accuracy": mean("correct"),
         "pass_at_n": mean("any_correct"),
         "same_work": sum(map(_same_work, mine, runs[BASELINE])) / n,
-        "identical_trees": sum(a == b for a, b in zip(digests, cycle(grown), strict=False)) / n,
+        "identical_trees": sum(a == b for a, b in zip(digests, cycle(reference), strict=False)) / n,
         "speculated_used": mean("speculated_used"),
         "speculated_wasted": mean("speculated_wasted"),
         "prm_tokens": mean("prm_tokens"),
         "rehydrated_tokens": mean("rehydrated_tokens"),
         "kv_tokens": mine[0].kv_tokens,
         "prm_kv_tokens": mine[0].prm_kv_tokens,
-        "tree_digest": combined_digest(digests[: len(grown)]),
+        "tree_digest": combined_digest(digests[: len(reference)]),
     }
 
 
@@ -243,14 +243,14 @@ def _ratios(
     name: str, mine: Sequence[GoodputRun], runs: Mapping[str, Sequence[GoodputRun]], field: str
 ) -> dict[str, Any]:
     """A field against both baselines, pairs of one item: geometric means, and their intervals."""
-    found: dict[str, Any] = {}
+    ratios: dict[str, Any] = {}
     for base in (PAPER, BASELINE):
         pairs = [
             (getattr(run, field), getattr(other, field))
             for run, other in zip(mine, runs[base], strict=True)
         ]
-        found[f"{name}_vs_{base}"], found[f"{name}_vs_{base}_ci95"] = paired_ratio(pairs)
-    return found
+        ratios[f"{name}_vs_{base}"], ratios[f"{name}_vs_{base}_ci95"] = paired_ratio(pairs)
+    return ratios
 
 
 def _same_work(mine: GoodputRun, base: GoodputRun) -> bool:

@@ -29,7 +29,7 @@ import uvicorn
 
 from loadtest.options import BenchmarkParser
 from loadtest.report import publish
-from loadtest.served import REFUSED, Served, asked_by, load_row
+from loadtest.served import REFUSED, Served, load_records, load_row
 from models.tasks import TASKS
 from server.app import create_app
 from server.assemble import running
@@ -73,13 +73,13 @@ def burst(url: str, bodies: list[dict[str, Any]]) -> list[float]:
     connections."""
     runner, clients = _clients_of(url)
 
-    async def one(client: httpx.AsyncClient, body: dict[str, Any]) -> float:
-        began = time.perf_counter()
+    async def post(client: httpx.AsyncClient, body: dict[str, Any]) -> float:
+        start = time.perf_counter()
         (await client.post(CHAT, json=body)).raise_for_status()
-        return time.perf_counter() - began
+        return time.perf_counter() - start
 
     async def all_of_them() -> list[float]:
-        return await asyncio.gather(*map(one, clients, bodies))
+        return await asyncio.gather(*map(post, clients, bodies))
 
     return runner.run(all_of_them())
 
@@ -87,15 +87,15 @@ def burst(url: str, bodies: list[dict[str, Any]]) -> list[float]:
 async def by_engine(service: Service, body: dict[str, Any]) -> float:
     """Seconds for one asked of the engine: the chat template and the tree, no HTTP."""
     request = ChatRequest(**body)
-    began = time.perf_counter()
+    start = time.perf_counter()
     ask = await parse_chat(request, service, service.keys.anybody)
     await service.runner.complete(ask.tree, replace(ask.completions[0][0], seconds=60.0))
-    return time.perf_counter() - began
+    return time.perf_counter() - start
 
 
 async def added(url: str, service: Service, rounds: int) -> dict[str, float]:
     """Milliseconds that HTTP adds to the median with so many at once, both ways asked in turns."""
-    loop, found = asyncio.get_running_loop(), {}
+    loop, extra_ms = asyncio.get_running_loop(), {}
     with ProcessPoolExecutor(1, get_context("spawn")) as client:
         for at_once in AT_ONCE:
             over_http: list[float] = []
@@ -106,15 +106,17 @@ async def added(url: str, service: Service, rounds: int) -> dict[str, float]:
                 asks = (by_engine(service, body()) for _ in range(at_once))
                 direct += await asyncio.gather(*asks)
             more = statistics.median(over_http) - statistics.median(direct)
-            found[str(at_once)] = round(more * 1000, 3)
-    return found
+            extra_ms[str(at_once)] = round(more * 1000, 3)
+    return extra_ms
 
 
 def offered(url: str, seconds: float, **how: Any) -> dict[str, Any]:
     """The row of plain completions; ``how``: ``users`` or ``rate`` of ``asked_by``."""
-    found = asked_by(url, ("Plain",), seconds, **how)
-    unsaid = sum(one["status"] in REFUSED and one["retry_after"] is None for one in found)
-    return load_row(found, DEADLINE + GRACE) | {"unsaid": unsaid}
+    records = load_records(url, ("Plain",), seconds, **how)
+    unsaid = sum(
+        record["status"] in REFUSED and record["retry_after"] is None for record in records
+    )
+    return load_row(records, DEADLINE + GRACE) | {"unsaid": unsaid}
 
 
 async def added_alone(rounds: int, **bounds: Any) -> dict[str, float]:
@@ -160,12 +162,12 @@ async def _serving(settings: Settings) -> AsyncIterator[tuple[Service, str]]:
 
 def main() -> None:
     """Print tables, or one JSON document."""
-    wanted = BenchmarkParser("http", __doc__, quick="seconds a part, not a minute").parse_args()
-    found = measure(wanted.quick)
-    publish(found, wanted.json, "HTTP", tuple(found["rows"][0]))
-    if not wanted.json:
+    options = BenchmarkParser("http", __doc__, quick="seconds a part, not a minute").parse_args()
+    report = measure(options.quick)
+    publish(report, options.json, "HTTP", tuple(report["rows"][0]))
+    if not options.json:
         print(
-            json.dumps({name: value for name, value in found.items() if name != "rows"}, indent=2)
+            json.dumps({name: value for name, value in report.items() if name != "rows"}, indent=2)
         )
 
 

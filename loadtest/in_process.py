@@ -75,14 +75,14 @@ class Clocked:
         """As the model's."""
         before = self.clock()
         logits = self.forward.run(spans, store)
-        took = self.clock() - before
+        elapsed = self.clock() - before
         rows = sum(len(span.tokens) for span in spans)
         again = sum(span.logits_from for span in spans)
         self.passes += 1
         self.spans += len(spans)
-        self.seconds += took
+        self.seconds += elapsed
         if self.passes > 1:
-            self.again_seconds += took * again / rows
+            self.again_seconds += elapsed * again / rows
         return logits
 
 
@@ -164,14 +164,14 @@ class InProcess(SteppedEngine):
         with self._timed("expand"):
             self.scheduler.expand(call, tree, branches, sampling)
             while True:
-                done = self.scheduler.step()
-                if done:
+                expansions = self.scheduler.step()
+                if expansions:
                     break
                 for failed in self.scheduler.errors.take():
                     raise failed.error
         self.rounds += 1
         self.longest = max([self.longest, *(len(b.tokens) + b.limit for b in branches)])
-        return done[0].steps
+        return expansions[0].steps
 
     async def score(
         self,
@@ -190,10 +190,10 @@ class InProcess(SteppedEngine):
 
     def read(self) -> dict[int, list[float]]:
         """The reward model's passes until nothing is left to read; rewards by call."""
-        found: dict[int, list[float]] = {}
+        rewards: dict[int, list[float]] = {}
         while self.scorer.busy:
-            found |= dict(self.scorer.step())
-        return found
+            rewards |= dict(self.scorer.step())
+        return rewards
 
     @contextmanager
     def _timed(self, call: str) -> Iterator[None]:

@@ -106,28 +106,30 @@ class Searches:
 
     def ended(self, phase: str) -> dict[int, Ended]:
         """What has ended of a phase, by number."""
-        kept = {n: self._kept.get(self._name(phase, n)) for n in range(len(self._items))}
-        return {number: ended for number, ended in kept.items() if ended is not None}
+        ends = {n: self._kept.get(self._name(phase, n)) for n in range(len(self._items))}
+        return {number: end for number, end in ends.items() if end is not None}
 
     async def run(self, phase: str, engine: Engine, numbers: Sequence[int]) -> None:
         """Grow those of these numbers that have not ended yet, ``AT_ONCE`` side by side."""
-        kept = self.ended(phase)
+        ends = self.ended(phase)
 
-        async def one(number: int) -> None:
-            ended = await self._grow(engine, number)
-            self._kept.put(self._name(phase, number), ended)
-            say(f"{phase}: {len(self.ended(phase))} of {len(numbers)}, {ended.seconds:.0f} s")
+        async def grow_number(number: int) -> None:
+            end = await self._grow(engine, number)
+            self._kept.put(self._name(phase, number), end)
+            say(f"{phase}: {len(self.ended(phase))} of {len(numbers)}, {end.seconds:.0f} s")
             async with self.done:
                 self.done.notify_all()
 
-        await side_by_side(one, (number for number in numbers if number not in kept), AT_ONCE)
+        await side_by_side(
+            grow_number, (number for number in numbers if number not in ends), AT_ONCE
+        )
 
     async def undisturbed(self, engine: Engine) -> None:
         """All of them, and some a second time."""
-        count, begun = len(self._items), time.monotonic()
+        count, start = len(self._items), time.monotonic()
         await self.run(CALM, engine, range(count))
         await self.run(AGAIN, engine, range(max(1, count // REPEATED)))
-        say(f"undisturbed: {time.monotonic() - begun:.0f} s")
+        say(f"undisturbed: {time.monotonic() - start:.0f} s")
 
     async def under_kills(self, engine: Engine, kills: int, restart: Restart) -> None:
         """All of them, while a server is killed and started again so often by ``restart``."""
@@ -169,14 +171,14 @@ class Searches:
         return self._killed.get(KILLS) or 0
 
     async def _grow(self, engine: Engine, number: int) -> Ended:
-        begun, item = time.monotonic(), self._items[number]
+        start, item = time.monotonic(), self._items[number]
         try:
             outcome = await grow(engine, item, Method(f"search {number}", REBASE_8))
         except EngineError as error:
-            return Ended(error=str(error), seconds=time.monotonic() - begun)
+            return Ended(error=str(error), seconds=time.monotonic() - start)
         reply = outcome.answer, [node.tokens for node in outcome.tree.nodes]
         steps = hashlib.sha256(repr(reply).encode()).hexdigest()
-        return Ended("", steps, outcome.digest, time.monotonic() - begun)
+        return Ended("", steps, outcome.digest, time.monotonic() - start)
 
     def _name(self, phase: str, number: int) -> str:
         return f"{phase} {number} {self._items[number].seed}"
@@ -231,13 +233,13 @@ async def on_vllm(searches: Searches, kills: int) -> dict[str, Any]:
         for wire in wires:
             wire.share = SHARE
         await searches.under_kills(engine, kills, restart)
-        left = await engine.usage()
+        usage = await engine.usage()
     faults = sum((wire.done for wire in wires), start=Counter())
     return {
         "refused": faults.pop(TOO_MANY, 0),
         "faults": dict(faults),
-        "sent_again": left.totals.sent_again,
-        "left": left.running + left.waiting,
+        "sent_again": usage.totals.sent_again,
+        "left": usage.running + usage.waiting,
     }
 
 
@@ -247,8 +249,8 @@ def compared(disturbed: dict[int, Ended], calm: dict[int, Ended]) -> dict[str, A
         (mine, calm[n]) for n, mine in disturbed.items() if not mine.error and not calm[n].error
     ]
     return {
-        "answered": sum(not ended.error for ended in disturbed.values()),
-        "errors": sorted({ended.error for ended in disturbed.values() if ended.error}),
+        "answered": sum(not end.error for end in disturbed.values()),
+        "errors": sorted({end.error for end in disturbed.values() if end.error}),
         "wrong": sum(mine.steps != other.steps for mine, other in pairs),
         "other_digests": sum(mine.digest != other.digest for mine, other in pairs),
     }
@@ -263,13 +265,13 @@ async def measure(
     servers: str, searches: int, kills: int, kept_in: Path | None, python: Path
 ) -> dict[str, Any]:
     """The row: what is not kept yet is run."""
-    begun, grown = time.monotonic(), Searches(kept_in, servers, unlike_items("game24", searches))
+    start, runner = time.monotonic(), Searches(kept_in, servers, unlike_items("game24", searches))
     if servers == "vllm":
-        disturbed = await on_vllm(grown, kills)
+        disturbed = await on_vllm(runner, kills)
     else:
-        disturbed = await on_sglang(grown, kills, python)
-    row = dict.fromkeys(COLUMNS) | {"servers": servers} | grown.row() | disturbed
-    return row | {"seconds": round(time.monotonic() - begun)}
+        disturbed = await on_sglang(runner, kills, python)
+    row = dict.fromkeys(COLUMNS) | {"servers": servers} | runner.row() | disturbed
+    return row | {"seconds": round(time.monotonic() - start)}
 
 
 def main() -> None:
@@ -279,11 +281,11 @@ def main() -> None:
     )
     parser.add_argument("--servers", choices=FULL, default="sglang")
     parser.add_argument("--kills", type=at_least(1))
-    wanted = parser.parse_args()
-    searches, kills = (QUICK if wanted.quick else FULL)[wanted.servers]
-    searches, kills = wanted.searches or searches, wanted.kills or kills
-    row = to_its_end(measure(wanted.servers, searches, kills, wanted.kept_in, wanted.python))
-    publish({"rows": [row]}, wanted.json, "Servers killed under searches", COLUMNS)
+    options = parser.parse_args()
+    searches, kills = (QUICK if options.quick else FULL)[options.servers]
+    searches, kills = options.searches or searches, options.kills or kills
+    row = to_its_end(measure(options.servers, searches, kills, options.kept_in, options.python))
+    publish({"rows": [row]}, options.json, "Servers killed under searches", COLUMNS)
     sys.exit(not held(row))
 
 

@@ -61,7 +61,7 @@ async def measure(plan: KvPlan) -> list[dict[str, Any]]:
     for case in cases_of(plan):
         cells = await _cells(plan, searches, case)
         for (policy, rho), runs in cells.items():
-            found = row(runs, cells[FULL_RETENTION, 1.0])
+            means = row(runs, cells[FULL_RETENTION, 1.0])
             rows.append(
                 {
                     "policy": policy,
@@ -74,7 +74,7 @@ async def measure(plan: KvPlan) -> list[dict[str, Any]]:
                     "seed": plan.seed,
                     "signals": worth.theta.signals,
                 }
-                | found
+                | means
                 | {"policy_us_p50": events.get(policy)}
             )
             say_row(rows[-1], COLUMNS)
@@ -85,25 +85,25 @@ async def _cells(plan: KvPlan, searches: KvSearches, case: Case) -> dict[Cell, l
     """A search's runs by policy and rho, full retention's first."""
     cells: dict[Cell, list[KvRun]] = {(FULL_RETENTION, 1.0): []}
     for number, item in enumerate(items_of(case.task, plan.split, plan.questions, plan.seed)):
-        found = await _one(plan, searches, case, item, backwards=number % 2 == 1)
-        for cell, run in found.items():
+        by_cell = await _runs_of(plan, searches, case, item, backwards=number % 2 == 1)
+        for cell, run in by_cell.items():
             cells.setdefault(cell, []).append(run)
         say(f"{case.task} {case.search} {case.config}: {number + 1} of {plan.questions}")
     return cells
 
 
-async def _one(
+async def _runs_of(
     plan: KvPlan, searches: KvSearches, case: Case, item: Item, *, backwards: bool
 ) -> dict[Cell, KvRun]:
     """One question at full retention, then by every policy in every budget."""
     reference = await searches.run(case, item, FULL_RETENTION, 1.0, None)
     cells: list[Cell] = [(policy, rho) for rho in plan.rhos for policy in plan.policies]
     whole: Cell = (FULL_RETENTION, 1.0)
-    found = dict.fromkeys([whole, *cells], reference)
+    runs = dict.fromkeys([whole, *cells], reference)
     for policy, rho in cells[::-1] if backwards else cells:
         if (policy, rho) != whole:
-            found[policy, rho] = await searches.run(case, item, policy, rho, reference)
-    return found
+            runs[policy, rho] = await searches.run(case, item, policy, rho, reference)
+    return runs
 
 
 def main() -> None:
@@ -144,8 +144,8 @@ def _parser() -> BenchmarkParser:
 def _plan(parser: BenchmarkParser, options: argparse.Namespace) -> KvPlan:
     """The full or quick plan with what the options change; a wrong one ends the program."""
     plan = planned(QUICK if options.quick else KvPlan(), options)
-    named = chain.from_iterable(GROUPS.get(name, (name,)) for name in plan.policies)
-    plan = replace(plan, policies=list(dict.fromkeys(named)))
+    names = chain.from_iterable(GROUPS.get(name, (name,)) for name in plan.policies)
+    plan = replace(plan, policies=list(dict.fromkeys(names)))
     try:
         options_of(plan)
     except ValueError as error:

@@ -73,16 +73,16 @@ class Case:
 
 def cases_of(plan: KvPlan) -> list[Case]:
     """Every search of the plan; those that work level by level have no configuration."""
-    found = []
+    cases = []
     for task in plan.tasks:
         for name in plan.searches:
             if name not in ("best_first", "mcts"):
-                found.append(Case(task, name, "level", by_levels(name, task)))
+                cases.append(Case(task, name, "level", by_levels(name, task)))
                 continue
             for config in plan.configs:
                 for parallel in plan.parallel:
                     spec = scaled(CONFIGS[config], task, parallel, name)
                     if plan.expansions is not None:
                         spec = spec.model_copy(update={"expansions": plan.expansions})
-                    found.append(Case(task, name, config, spec))
-    return found
+                    cases.append(Case(task, name, config, spec))
+    return cases

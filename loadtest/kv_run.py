@@ -49,8 +49,8 @@ class KvSearches:
         self._active = plan.active
         code = code_of(search, kvpolicy, runtime.embedded, loadtest.token_eviction)
         theta = plan.theta and hashlib.sha256(plan.theta.read_bytes()).hexdigest()[:16]
-        made_by = f"{fingerprint(options, self.models.policy.attends)} {code} {theta}"
-        self._kept = KeptLines(plan.kept_in, made_by, RUN)
+        provenance = f"{fingerprint(options, self.models.policy.attends)} {code} {theta}"
+        self._store = KeptLines(plan.kept_in, provenance, RUN)
 
     async def run(
         self, case: Case, item: Item, policy: str, rho: float, reference: KvRun | None
@@ -60,8 +60,8 @@ class KvSearches:
         name = f"{policy} at {rho:g}" if reference else FULL_RETENTION
         if reference and self._active:
             name += " or what is read"
-        of = of_search(item, Method(name, case.spec))
-        run = self._kept.get(of)
+        key = of_search(item, Method(name, case.spec))
+        run = self._store.get(key)
         if run is None:
             if reference is None:
                 run = await self._exact(case, item, EXACT[policy], ROOMY, ROOMY)
@@ -70,7 +70,7 @@ class KvSearches:
                 if self._active:
                     budget = max(budget, reference.active)
                 run = await self._in(case, item, policy, rho, budget, reference.longest)
-            self._kept.put(of, run)
+            self._store.put(key, run)
         return run
 
     async def _in(

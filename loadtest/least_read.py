@@ -113,14 +113,14 @@ class TokenTrie:
 
     def walk(self, tokens: Sequence[int], at: int = ROOT) -> list[int]:
         """The numbers of a path's tokens."""
-        found = []
+        numbers = []
         for token in tokens:
             number = self._below.setdefault((at, token), len(self.depth))
             if number == len(self.depth):
                 self.depth.append(self.depth[at] + 1)
             at = number
-            found.append(at)
-        return found
+            numbers.append(at)
+        return numbers
 
 
 @dataclass(slots=True)
@@ -136,7 +136,7 @@ class _Cache:
     uses: dict[int, list[float]]
     read_again: int = 0
     _cached: set[int] = field(default_factory=set)
-    _seen: set[int] = field(default_factory=set)
+    _ever_cached: set[int] = field(default_factory=set)
     _users: Counter[int] = field(default_factory=Counter)
     _order: list[tuple[float, int, int]] = field(default_factory=list)
 
@@ -145,10 +145,10 @@ class _Cache:
         for token in tokens:
             self.uses[token].pop()
             if read:
-                self.read_again += token in self._seen and token not in self._cached
+                self.read_again += token in self._ever_cached and token not in self._cached
             self._users[token] += 1
         self._cached.update(tokens)
-        self._seen.update(tokens)
+        self._ever_cached.update(tokens)
         while len(self._cached) > pool and self._order:
             turn, _, token = heapq.heappop(self._order)
             if token in self._cached and not self._users[token] and turn == self._turn(token):

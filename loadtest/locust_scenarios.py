@@ -43,13 +43,13 @@ class Asker(FastHttpUser):
         body: dict[str, Any] = {"model": "sprig", "seed": random.getrandbits(32)}
         body["messages"] = [{"role": "user", "content": question}]
         headers = {"authorization": f"Bearer {self.key}"}
-        self.send(body | self.wanted(), headers)
+        self.send(body | self.request_fields(), headers)
 
     def send(self, body: dict[str, Any], headers: dict[str, str]) -> None:
         """Ask, and wait for the answer."""
         self.client.post(CHAT, json=body, headers=headers, name=self.key)
 
-    def wanted(self) -> dict[str, Any]:
+    def request_fields(self) -> dict[str, Any]:
         """What is asked for beside the question."""
         return {"search": {"width": 4}} if random.random() < 0.5 else {"max_tokens": 32}
 
@@ -73,7 +73,7 @@ class MixedWidths(Asker):
 
     wait_time = constant_throughput(0.5)
 
-    def wanted(self) -> dict[str, Any]:
+    def request_fields(self) -> dict[str, Any]:
         """A width by its weight."""
         (width,) = random.choices(list(WIDTHS), list(WIDTHS.values()))
         return {"search": {"width": width}}
@@ -84,7 +84,7 @@ class LongTails(Asker):
 
     wait_time = constant_throughput(0.5)
 
-    def wanted(self) -> dict[str, Any]:
+    def request_fields(self) -> dict[str, Any]:
         """Pareto with shape 1.2, bounded."""
         size = random.paretovariate(1.2)
         if random.random() < 0.5:
@@ -106,7 +106,7 @@ class Abuser(Asker):
     key = "abusive"
     wait_time = constant(0)
 
-    def wanted(self) -> dict[str, Any]:
+    def request_fields(self) -> dict[str, Any]:
         """As much as it may."""
         return {"search": {"width": 64}}
 
@@ -131,7 +131,7 @@ class Paced(Asker):
 class Plain(Paced):
     """Short plain completions."""
 
-    def wanted(self) -> dict[str, Any]:
+    def request_fields(self) -> dict[str, Any]:
         """Sixteen tokens."""
         return {"max_tokens": 16}
 
@@ -141,7 +141,7 @@ class Mixture(Paced):
 
     weight = 9
 
-    def wanted(self) -> dict[str, Any]:
+    def request_fields(self) -> dict[str, Any]:
         """Both in turns by chance."""
         return {"max_tokens": 48} | ({"search": {"width": 4}} if random.random() < 0.5 else {})
 

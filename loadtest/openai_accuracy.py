@@ -49,28 +49,28 @@ POOL_TOKENS = 20_000
 
 async def searched(name: str, engine: Engine, items: Sequence[Item], path: Path | None) -> Results:
     """Each item's search; those that are kept there are not run again."""
-    method, kept = Method(name, REBASE_8), kept_results(path, name)
+    method, store = Method(name, REBASE_8), kept_results(path, name)
 
-    async def one(item: Item) -> Result:
-        ended = kept.get(of_search(item, method))
-        if ended is None:
-            ended = result_of(item, await grow(engine, item, method))
-            kept.put(of_search(item, method), ended)
-            say(f"{name}, {item.task}: {'right' if ended.correct else 'wrong'}")
-        return ended
+    async def search_item(item: Item) -> Result:
+        result = store.get(of_search(item, method))
+        if result is None:
+            result = result_of(item, await grow(engine, item, method))
+            store.put(of_search(item, method), result)
+            say(f"{name}, {item.task}: {'right' if result.correct else 'wrong'}")
+        return result
 
-    return Results(method, await side_by_side(one, items, AT_ONCE))
+    return Results(method, await side_by_side(search_item, items, AT_ONCE))
 
 
 async def over_vllm(items: Sequence[Item], path: Path | None) -> dict[str, Any]:
     """vLLM's searches and the embedded engine's."""
     async with embedded(threads=1) as engine:
-        own = await searched("embedded", engine, items, path)
+        reference = await searched("embedded", engine, items, path)
     policy = VllmServer(Path(SPRIG.policy), POLICY_OPTIONS)
     reward = VllmServer(Path(str(SPRIG.prm)))
     async with serving([policy, reward]), engine_at(policy.url, reward.url) as engine:
         vllm = await searched("vllm", engine, items, path)
-    return summary(items, [own, vllm])
+    return summary(items, [reference, vllm])
 
 
 async def over_sglang(items: Sequence[Item], python: Path) -> dict[str, Any]:
@@ -146,15 +146,15 @@ def main() -> None:
     )
     parser.add_argument("--servers", choices=("vllm", "sglang"), default="vllm")
     parser.add_argument("--questions", type=at_least(1), help="of each task")
-    wanted = parser.parse_args()
-    questions = wanted.questions or (6 if wanted.quick else 60)
+    options = parser.parse_args()
+    questions = options.questions or (6 if options.quick else 60)
     items = [item for task in TASK_NAMES for item in items_of(task, "test", questions, 0)]
     work = (
-        over_vllm(items, wanted.kept_in)
-        if wanted.servers == "vllm"
-        else over_sglang(items, wanted.python)
+        over_vllm(items, options.kept_in)
+        if options.servers == "vllm"
+        else over_sglang(items, options.python)
     )
-    publish(to_its_end(work), wanted.json, "OpenAI-compatible servers", COLUMNS)
+    publish(to_its_end(work), options.json, "OpenAI-compatible servers", COLUMNS)
 
 
 if __name__ == "__main__":

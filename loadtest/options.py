@@ -28,7 +28,7 @@ def at_least(least: int) -> Callable[[str], int]:
     return read
 
 
-def listed(kind: type, known: Collection[str] = ()) -> Callable[[str], list[Any]]:
+def listed(kind: type, choices: Collection[str] = ()) -> Callable[[str], list[Any]]:
     """A reader of values separated by commas: of those known, or numbers above 0."""
 
     def read(text: str) -> list[Any]:
@@ -37,16 +37,16 @@ def listed(kind: type, known: Collection[str] = ()) -> Callable[[str], list[Any]
         except ValueError:
             raise argparse.ArgumentTypeError(f"{text}: must be numbers, by commas") from None
         for value in values:
-            if known and value not in known:
-                raise argparse.ArgumentTypeError(f"{value}: known are {', '.join(known)}")
-            if not known and not 0 < value < float("inf"):
+            if choices and value not in choices:
+                raise argparse.ArgumentTypeError(f"{value}: known are {', '.join(choices)}")
+            if not choices and not 0 < value < float("inf"):
                 raise argparse.ArgumentTypeError(f"{text}: must be values above 0")
         return values
 
     return read
 
 
-def kept_file(text: str) -> Path:
+def output_file(text: str) -> Path:
     """A reader of a file's path that can be written."""
     path = Path(text)
     if not path.parent.is_dir():
@@ -64,7 +64,7 @@ SHARED: Mapping[str, Mapping[str, Any]] = {
     "clock": {"choices": CLOCKS, "help": "cpu: on a machine with other work to do"},
     "seconds": {"type": float, "help": "begin no cell after so long, and name those left out"},
     "keep": {
-        "type": kept_file,
+        "type": output_file,
         "dest": "kept_in",
         "metavar": "FILE",
         "help": "take results from this file and add to it: a run that was cut off goes on",
@@ -88,14 +88,14 @@ class BenchmarkParser(argparse.ArgumentParser):
         self._name = name
         self.add_argument("--json", action="store_true", help="one JSON document on stdout")
         for option in (*shared, *described):
-            said = {"help": described[option]} if option in described else {}
-            self.add_argument(f"--{option}", **{**SHARED[option], **said})
+            override = {"help": described[option]} if option in described else {}
+            self.add_argument(f"--{option}", **{**SHARED[option], **override})
 
     def by_commas(
-        self, option: str, dest: str, known: type | Collection[str], of: str = ""
+        self, option: str, dest: str, choices: type | Collection[str], of: str = ""
     ) -> None:
         """Take a list: of names that are known, or of numbers of that type."""
-        reader = listed(known) if isinstance(known, type) else listed(str, known)
+        reader = listed(choices) if isinstance(choices, type) else listed(str, choices)
         says = f"{of}, by commas" if of else "by commas"
         self.add_argument(f"--{option}", type=reader, dest=dest, help=says)
 
@@ -107,5 +107,5 @@ class BenchmarkParser(argparse.ArgumentParser):
 def planned(plan: Plan, options: argparse.Namespace) -> Plan:
     """A plan with what was given in place of its fields of those names."""
     names = {field.name for field in fields(plan)} & vars(options).keys()  # type: ignore[arg-type]
-    given = {name: value for name in names if (value := getattr(options, name)) is not None}
-    return replace(plan, **given)  # type: ignore[type-var]
+    changes = {name: value for name in names if (value := getattr(options, name)) is not None}
+    return replace(plan, **changes)  # type: ignore[type-var]

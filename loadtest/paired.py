@@ -38,10 +38,10 @@ def _means(groups: Sequence[Sequence[float]], seed: int) -> NDArray[np.float64]:
     samples = [np.asarray(group if len(group) > 1 else [*group] * 2) for group in groups]
 
     def mean(*resampled: NDArray[np.float64], axis: int) -> NDArray[np.float64]:
-        return sum(one.mean(axis=axis) for one in resampled) / len(resampled)  # type: ignore[return-value]
+        return sum(sample.mean(axis=axis) for sample in resampled) / len(resampled)  # type: ignore[return-value]
 
-    found = bootstrap(samples, mean, n_resamples=RESAMPLES, method="percentile", rng=seed)
-    return found.bootstrap_distribution
+    bootstrapped = bootstrap(samples, mean, n_resamples=RESAMPLES, method="percentile", rng=seed)
+    return bootstrapped.bootstrap_distribution
 
 
 def differences(mine: Sequence[bool], other: Sequence[bool]) -> list[float]:

@@ -35,13 +35,13 @@ def recorded(url: str, task: str) -> dict[str, Any]:
     body = {"question": question, "search": search, "stream": True}
     events: list[list[Any]] = []
     with httpx.Client(base_url=url, timeout=600.0, trust_env=False) as client:
-        begun = time.monotonic()
+        start = time.monotonic()
         with httpx_sse.connect_sse(client, "POST", "/v1/search", json=body) as source:
             for event in source.iter_sse():
                 data = event.json()
-                kept = DONE if event.event == "done" else data.keys() - {"event", "id"}
-                data = {name: value for name, value in data.items() if name in kept}
-                events.append([round((time.monotonic() - begun) * 1000), event.event, data])
+                names = DONE if event.event == "done" else data.keys() - {"event", "id"}
+                data = {name: value for name, value in data.items() if name in names}
+                events.append([round((time.monotonic() - start) * 1000), event.event, data])
     title = f"{search['policy']} {search['width']}, seed {search['seed']}"
     return {"task": task, "title": title, "question": question, "events": events}
 

@@ -138,7 +138,7 @@ async def measure(plan: PolicyPlan) -> list[dict[str, Any]]:
     for task in plan.tasks:
         items = items_of(task, "test", plan.questions, plan.seed)
         async with roomy(plan.engines, max(plan.widths) * SIDE_BY_SIDE, plan.threads) as engine:
-            found = await compare(
+            all_results = await compare(
                 engine,
                 items,
                 methods_of(plan, task),
@@ -147,7 +147,7 @@ async def measure(plan: PolicyPlan) -> list[dict[str, Any]]:
                 kept_in=plan.kept_in,
             )
         for width in plan.widths:
-            mine = {r.method.name: r for r in found if r.method.spec.width == width}
+            mine = {r.method.name: r for r in all_results if r.method.spec.width == width}
             rows += (await _cell(plan, task, items[: plan.timed], mine)).rows()
             for row in rows[-(len(plan.pools) if plan.timed else 1) * len(plan.policies) :]:
                 say_row(row, COLUMNS)
@@ -155,20 +155,20 @@ async def measure(plan: PolicyPlan) -> list[dict[str, Any]]:
 
 
 async def _cell(
-    plan: PolicyPlan, task: str, timed: Sequence[Item], found: dict[str, Results]
+    plan: PolicyPlan, task: str, timed: Sequence[Item], results: dict[str, Results]
 ) -> PolicyCell:
     """Time one task and width in every pool, the largest first; not at all without ``timed``."""
-    ceiling = found.pop(CEILING)
+    ceiling = results.pop(CEILING)
     if not timed:
-        return PolicyCell(task, plan.seed, found, BASELINE, ceiling, 0, {})
-    method = found[BASELINE].method
+        return PolicyCell(task, plan.seed, results, BASELINE, ceiling, 0, {})
+    method = results[BASELINE].method
     peak = await peak_of(plan.engines, method, timed, min(plan.at_once), plan.threads)
     timings = {}
     for pool in sorted(plan.pools, reverse=True):
         say(f"{task}, width {method.spec.width}: timing in {pool:g} of {peak:,} tokens")
         timings[pool] = await time_pool(
             plan.engines,
-            list(found.values()),
+            list(results.values()),
             timed,
             pool_tokens=round(pool * peak),
             prm_tokens=PRM_SHARE * peak + LEAST_POOL,
@@ -180,7 +180,7 @@ async def _cell(
         )
         if not timings[pool].same_trees:
             say("  the timed trees are not those that were compared: see same_trees")
-    return PolicyCell(task, plan.seed, found, BASELINE, ceiling, peak, timings)
+    return PolicyCell(task, plan.seed, results, BASELINE, ceiling, peak, timings)
 
 
 async def choose(plan: PolicyPlan) -> list[dict[str, Any]]:

@@ -47,7 +47,7 @@ class PolicyCell:
 
     task: str
     seed: int
-    found: dict[str, Results]
+    results: dict[str, Results]
     baseline: str
     ceiling: Results
     peak: int
@@ -55,19 +55,19 @@ class PolicyCell:
 
     def rows(self) -> list[dict[str, Any]]:
         """A row a pool and policy, pools as given, policies as given; untimed, one a policy."""
-        unpaired = {name: self._compared(name) for name in self.found}
+        comparisons = {name: self._comparison(name) for name in self.results}
         if not self.timings:
-            return [row | UNTIMED for row in unpaired.values()]
-        decided = {name: self._decided(name) for name in self.found}
+            return [row | UNTIMED for row in comparisons.values()]
+        decision_costs = {name: self._decision_cost(name) for name in self.results}
         return [
-            unpaired[name] | self._timed(name, pool) | decided[name]
+            comparisons[name] | self._timing(name, pool) | decision_costs[name]
             for pool in self.timings
-            for name in self.found
+            for name in self.results
         ]
 
-    def _compared(self, name: str) -> dict[str, Any]:
+    def _comparison(self, name: str) -> dict[str, Any]:
         """What does not depend on the pool. Counts and costs are sums over the questions."""
-        mine, baseline = self.found[name], self.found[self.baseline]
+        mine, baseline = self.results[name], self.results[self.baseline]
         kv = {
             which: results.total(lambda s: s.kv_tokens_total)
             for which, results in (("mine", mine), ("base", baseline), ("least", self.ceiling))
@@ -94,7 +94,7 @@ class PolicyCell:
             "tree_digest": mine.digest,
         }
 
-    def _timed(self, name: str, pool: float) -> dict[str, Any]:
+    def _timing(self, name: str, pool: float) -> dict[str, Any]:
         """What the pool decides."""
         timing = self.timings[pool]
         rate, at_once = timing.best(name)
@@ -110,15 +110,15 @@ class PolicyCell:
             "same_trees": timing.same_trees,
         }
 
-    def _decided(self, name: str) -> dict[str, Any]:
+    def _decision_cost(self, name: str) -> dict[str, Any]:
         """What deciding costs, in the largest pool with the fewest searches at once."""
         timing = self.timings[max(self.timings)]
-        noted = timing.decisions[name]
-        seconds = [s for decisions in noted for s in decisions.seconds]
+        searches = timing.decisions[name]
+        seconds = [s for search in searches for s in search.seconds]
         p50, p99 = np.quantile(seconds, (0.5, 0.99))
         return {
             "decision_ms_p50": 1e3 * float(p50),
             "decision_ms_p99": 1e3 * float(p99),
-            "decision_nodes_max": max(n for decisions in noted for n in decisions.nodes),
+            "decision_nodes_max": max(n for search in searches for n in search.nodes),
             "overhead_vs_replay": timing.overhead(name),
         }

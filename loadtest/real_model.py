@@ -92,11 +92,11 @@ class Expanding:
         self.rounds += 1
         tree = f"round-{self.rounds}"
         sampling = Sampling(stop=(), max_step_tokens=TOKENS)
-        asked = [
+        children = [
             Branch(ROOT, i, tuple(prompt), self.rounds << 16 | i, TOKENS, i + 1)
             for i in range(branches)
         ]
-        steps = await self.engine.expand(tree, asked, sampling)
+        steps = await self.engine.expand(tree, children, sampling)
         await self.engine.release(tree)
         return sum(len(step.tokens) for step in steps)
 
@@ -124,8 +124,8 @@ async def rate_rows(folder: Path, repeats: int, threads: int, sglang: bool) -> l
             drawing["sglang"] = Expanding(await ends.enter_async_context(engine_on([server], [])))
         for branches in BRANCHES:
             calls = {
-                name: lambda one=one, n=branches: one.run(prompt(), n)
-                for name, one in drawing.items()
+                name: lambda drawer=drawer, n=branches: drawer.run(prompt(), n)
+                for name, drawer in drawing.items()
             }
             await in_turns(calls, 1)  # what is made at first use
             times = await in_turns(calls, repeats)
@@ -144,9 +144,9 @@ async def kv_rows(folder: Path, threads: int) -> list[dict[str, Any]]:
     plain = EngineOptions(policy=folder, reward_format="none", threads=threads)
     rows = []
     for spec in SPECS:
-        roomy, seconds = await grown(replace(plain, kv_tokens=KV_TOKENS), spec)
+        roomy, seconds = await grow_timed(replace(plain, kv_tokens=KV_TOKENS), spec)
         peak = roomy.stats.engine.kv_tokens_peak
-        tight, took = await grown(replace(plain, kv_tokens=peak // 4), spec)
+        tight, tight_seconds = await grow_timed(replace(plain, kv_tokens=peak // 4), spec)
         cost = tight.stats.engine
         rows.append(
             {
@@ -156,19 +156,19 @@ async def kv_rows(folder: Path, threads: int) -> list[dict[str, Any]]:
                 "same_tree": tight.digest == roomy.digest,
                 "decoded": cost.decoded_tokens,
                 "computed_again": cost.rehydrated_tokens,
-                "time_ratio": round(took / seconds, 2),
+                "time_ratio": round(tight_seconds / seconds, 2),
             }
         )
         say(str(rows[-1]))
     return rows
 
 
-async def grown(options: EngineOptions, spec: SearchSpec) -> tuple[Outcome, float]:
+async def grow_timed(options: EngineOptions, spec: SearchSpec) -> tuple[Outcome, float]:
     """One search on an engine of its own, and its seconds."""
     text = Text(options.policy)
     prompt = tuple(text.encode_chat([{"role": "user", "content": QUESTION}]))
     async with embedded(options) as engine:
-        began = time.perf_counter()
+        start = time.perf_counter()
         outcome = await search(
             Problem(prompt=prompt, question=QUESTION),
             spec,
@@ -178,20 +178,20 @@ async def grown(options: EngineOptions, spec: SearchSpec) -> tuple[Outcome, floa
             clock=time.monotonic,
             context_tokens=engine.capabilities.context_tokens,
         )
-        return outcome, time.perf_counter() - began
+        return outcome, time.perf_counter() - start
 
 
 def start_row() -> dict[str, float]:
     """Seconds from the command to ready, and to the first answer."""
-    began = time.perf_counter()
+    start = time.perf_counter()
     with Served("smollm2") as served:
-        ready = time.perf_counter() - began
+        ready = time.perf_counter() - start
         hello = [{"role": "user", "content": "Hello!"}]
         body = {"model": "smollm2", "messages": hello, "max_tokens": 8}
         answer = httpx.post(f"{served.url}/v1/chat/completions", json=body, timeout=60.0)
         answer.raise_for_status()
-        answered = time.perf_counter() - began
-    return {"ready_seconds": round(ready, 2), "answered_seconds": round(answered, 2)}
+        first_answer = time.perf_counter() - start
+    return {"ready_seconds": round(ready, 2), "answered_seconds": round(first_answer, 2)}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -203,20 +203,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     let_threads_rest()  # for the processes below, as in the engine's
     folder, threads, repeats = smollm2_folder(), options.threads, options.repeats
-    wanted = ONLY if options.only is None else (options.only,)
-    found: dict[str, list[dict[str, Any]]] = {}
-    if "rates" in wanted:
-        found["rates"] = to_its_end(rate_rows(folder, repeats, threads, options.sglang))
-    if "kv" in wanted:
-        found["kv"] = asyncio.run(kv_rows(folder, threads))
-    if "start" in wanted:
+    parts = ONLY if options.only is None else (options.only,)
+    tables: dict[str, list[dict[str, Any]]] = {}
+    if "rates" in parts:
+        tables["rates"] = to_its_end(rate_rows(folder, repeats, threads, options.sglang))
+    if "kv" in parts:
+        tables["kv"] = asyncio.run(kv_rows(folder, threads))
+    if "start" in parts:
         with tempfile.TemporaryDirectory() as cache:
             os.environ["XDG_CACHE_HOME"] = cache
-            found["start"] = [{"start": name} | start_row() for name in ("first", "again")]
+            tables["start"] = [{"start": name} | start_row() for name in ("first", "again")]
     if options.json:
-        publish(found, True)
+        publish(tables, True)
         return
-    for title, rows in found.items():
+    for title, rows in tables.items():
         publish({"rows": rows}, False, title, list(rows[0]))
 
 

@@ -103,9 +103,9 @@ async def run(recipe: Recipe, data: Path) -> list[dict[str, Any]]:
     Raises DatasetError.
     """
     task = read_dataset(data)
-    wanted = Evaluation(task, task.questions(recipe.data.questions), (0,), recipe.specs)
+    evaluation = Evaluation(task, task.questions(recipe.data.questions), (0,), recipe.specs)
     with TreeLog(None) as trees:
-        rows = await run_evaluation(wanted, recipe.settings, trees, as_json=True)
+        rows = await run_evaluation(evaluation, recipe.settings, trees, as_json=True)
     return beside(recipe, rows)
 
 

@@ -85,8 +85,8 @@ class ReferenceEngine:
     async def expand(self, tree: str, branches: Sequence[Branch], sampling: Sampling) -> list[Step]:
         """Draw one step for each branch, one after the other."""
         for branch in branches:
-            wanted = len(branch.tokens) + branch.limit
-            if wanted > self._text.context:
+            length = len(branch.tokens) + branch.limit
+            if length > self._text.context:
                 raise PrefixTooLong(
                     f"a prefix of {len(branch.tokens)} tokens and a step of up to {branch.limit} "
                     f"do not fit the context of {self._text.context}"
@@ -131,7 +131,7 @@ class ReferenceEngine:
 
     def _step(self, branch: Branch, sampling: Sampling) -> Step:
         """Prefill the whole prefix, then decode token by token until the step ends."""
-        drawn: list[int] = []
+        output: list[int] = []
         logprobs: list[float] = []
         entropy, finish, cache = 0.0, None, None
         fresh = list(branch.tokens)
@@ -139,24 +139,24 @@ class ReferenceEngine:
             while finish is None:
                 out = self._policy(torch.tensor([fresh]), past_key_values=cache, use_cache=True)
                 cache = out.past_key_values
-                position = len(branch.tokens) + len(drawn)
+                position = len(branch.tokens) + len(output)
                 token, logprob, entropy = _draw(out.logits[0, -1:], branch, position, sampling)
-                drawn.append(token)
+                output.append(token)
                 logprobs.append(logprob)
                 fresh = [token]
-                finish = self._finish(drawn, branch, sampling)
-        text = self._text.decode(drawn, branch.tokens, last=finish is Finish.END)
+                finish = self._finish(output, branch, sampling)
+        text = self._text.decode(output, branch.tokens, last=finish is Finish.END)
         mean = sum(logprobs) / len(logprobs)
-        return Step(tuple(drawn), text, finish, mean, entropy)
+        return Step(tuple(output), text, finish, mean, entropy)
 
-    def _finish(self, drawn: list[int], branch: Branch, sampling: Sampling) -> Finish | None:
-        if drawn[-1] in self._text.eos:
+    def _finish(self, output: list[int], branch: Branch, sampling: Sampling) -> Finish | None:
+        if output[-1] in self._text.eos:
             return Finish.END
-        text = self._text.tokenizer.decode(drawn, skip_special_tokens=False)
+        text = self._text.tokenizer.decode(output, skip_special_tokens=False)
         assert isinstance(text, str), "one sequence decodes to one text"
         if any(stop in text for stop in sampling.stop):
             return Finish.STEP
-        return Finish.LENGTH if len(drawn) == branch.limit else None
+        return Finish.LENGTH if len(output) == branch.limit else None
 
     def _reward(self, prompt: Sequence[int], question: str, trajectory: Trajectory) -> float:
         if self._judge is not None:
@@ -173,11 +173,11 @@ class ReferenceEngine:
 
     def _judgement(self, judge: Judge, question: str, trajectory: Trajectory) -> float:
         prompt, limit = judge.prompt(question, trajectory), judge.form.verdict_tokens
-        asked = [
+        branches = [
             Branch(trajectory.node, vote, prompt, seed, limit, -1)
             for vote, seed in enumerate(judge.seeds(trajectory))
         ]
-        return judge.judge([self._step(branch, judge.sampling).text for branch in asked])[0]
+        return judge.judge([self._step(branch, judge.sampling).text for branch in branches])[0]
 
     def _likelihood(self, prompt: Sequence[int], steps: Sequence[Sequence[int]]) -> float:
         """exp of the mean log-probability a token of the steps."""
@@ -185,8 +185,8 @@ class ReferenceEngine:
         path = torch.tensor([[*prompt, *reply]])
         with torch.inference_mode():
             logits = self._policy(path).logits[0, len(prompt) - 1 : -1].double()
-        chosen = torch.log_softmax(logits, -1)[torch.arange(len(reply)), torch.tensor(reply)]
-        return math.exp(float(chosen.mean()))
+        logprobs = torch.log_softmax(logits, -1)[torch.arange(len(reply)), torch.tensor(reply)]
+        return math.exp(float(logprobs.mean()))
 
     def _states(self, step: Sequence[int]) -> tuple[float, ...]:
         """The mean of the normalised residual stream after half of the layers."""
@@ -213,11 +213,11 @@ def _draw(
     logits: Tensor, branch: Branch, position: int, sampling: Sampling
 ) -> tuple[int, float, float]:
     """Token, log-probability and entropy from ``logits`` (1, vocab)."""
-    drawn = sample(
+    samples = sample(
         logits.float(),
         np.array([branch.seed], dtype=np.uint64),
         [position],
         sampling.temperature,
         sampling.top_p,
     )
-    return int(drawn.tokens[0]), float(drawn.logprobs[0]), float(drawn.entropies[0])
+    return int(samples.tokens[0]), float(samples.logprobs[0]), float(samples.entropies[0])

@@ -53,8 +53,8 @@ def distribution(logits: NDArray[np.float32], temperature: float, top_p: float) 
         weight[logits.argmax()] = 1.0
         return weight
     tempered = logits.astype(np.float64) / temperature
-    kept = nucleus(tempered, top_p) if top_p < 1.0 else np.arange(len(logits))
-    weight[kept] = np.exp(tempered[kept] - tempered.max())
+    ids = nucleus(tempered, top_p) if top_p < 1.0 else np.arange(len(logits))
+    weight[ids] = np.exp(tempered[ids] - tempered.max())
     return weight / weight.sum()
 
 
@@ -79,8 +79,8 @@ def choose(p: Floats, offer: CandidateOffer, seed: int, position: int) -> int:
     """The token for a position, by noise that follows from the branch's seed and the position."""
     chances, rest = trials(p, offer)
     uniform = hashes(np.array([seed ^ TRIAL], np.uint64), [position], len(chances))[0] / 2.0**32
-    for token, chance, drawn in zip(offer.candidates, chances, uniform, strict=False):
-        if drawn < chance:
+    for token, chance, draw in zip(offer.candidates, chances, uniform, strict=False):
+        if draw < chance:
             return token
     noise = gumbel(np.array([seed ^ REST], np.uint64), [position], len(rest))[0]
     with np.errstate(divide="ignore"):
@@ -117,22 +117,24 @@ class RejectionDraftModel(DraftModel):
     def sample(self, logits: Tensor, requests: Sequence[SampleRequest]) -> list[list[SampledToken]]:
         """``sample_requests``, but by rejection where a token was offered."""
         samples = sample_requests(logits, requests)
-        for (seq, _, rows), own in zip(requests, samples, strict=True):
+        for (seq, _, rows), tokens in zip(requests, samples, strict=True):
             offers = self._offers.pop(seq, {})
             for i, (row, place) in enumerate(zip(rows, places_of(seq), strict=True)):
                 if place in offers:
-                    own[i] = self._by_rejection(seq, place[1], logits[row], offers[place], own[i])
+                    tokens[i] = self._by_rejection(
+                        seq, place[1], logits[row], offers[place], tokens[i]
+                    )
         return samples
 
     @staticmethod
     def _by_rejection(
-        seq: BranchSequence, depth: int, logits: Tensor, offer: CandidateOffer, own: SampledToken
+        seq: BranchSequence, depth: int, logits: Tensor, offer: CandidateOffer, plain: SampledToken
     ) -> SampledToken:
         """The token after ``depth`` draft tokens, from logits (vocab,); ``own`` has the entropy."""
         sampling = seq.call.sampling
         p = distribution(logits.numpy(), sampling.temperature, sampling.top_p)
         token = choose(p, offer, seq.branch.seed, seq.position + depth)
-        return token, float(logits.double().log_softmax(-1)[token]), own[2]
+        return token, float(logits.double().log_softmax(-1)[token]), plain[2]
 
 
 def places_of(seq: BranchSequence) -> list[tuple[DraftChain | None, int]]:

@@ -21,7 +21,7 @@ def say(text: str) -> None:
 
 def say_row(row: Mapping[str, Any], columns: Sequence[str]) -> None:
     """A row as a line of progress."""
-    say("  ".join(f"{name} {shown(row[name])}" for name in columns))
+    say("  ".join(f"{name} {cell_text(row[name])}" for name in columns))
 
 
 def publish(
@@ -35,16 +35,16 @@ def publish(
     for name in columns:
         table.add_column(name, overflow="fold")
     for row in document["rows"]:
-        table.add_row(*(shown(row[name]) for name in columns))
+        table.add_row(*(cell_text(row[name]) for name in columns))
     Console(width=None if sys.stdout.isatty() else 160).print(table)
 
 
-def shown(value: Any) -> str:
+def cell_text(value: Any) -> str:
     """A value as a table has it."""
     if value is None:
         return "-"
     if isinstance(value, float):
         return f"{value:.{SHORT}g}"
     if isinstance(value, list):
-        return " to ".join(shown(part) for part in value)
+        return " to ".join(cell_text(part) for part in value)
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)

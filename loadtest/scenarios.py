@@ -21,8 +21,8 @@ import httpx
 from matplotlib.figure import Figure
 
 from loadtest.options import BenchmarkParser, listed
-from loadtest.report import publish, say_row, shown
-from loadtest.served import Served, asked_by, load_row, values
+from loadtest.report import cell_text, publish, say_row
+from loadtest.served import Served, load_records, load_row, values
 
 SCENARIOS = {
     "steady": ["Steady"],
@@ -52,21 +52,21 @@ COLUMNS = {
 def run(scenario: str, users: int, seconds: float) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """A scenario's row, and the records of its requests."""
     with Served(deadline_seconds=DEADLINE, **KEYS) as served:
-        found = asked_by(served.url, SCENARIOS[scenario], seconds, users=users)
+        records = load_records(served.url, SCENARIOS[scenario], seconds, users=users)
         peak = _kv_peak(served.url)
-    return {"scenario": scenario} | load_row(found, DEADLINE) | {"kv_peak_tokens": peak}, found
+    return {"scenario": scenario} | load_row(records, DEADLINE) | {"kv_peak_tokens": peak}, records
 
 
-def plot(scenario: str, found: list[dict[str, Any]], folder: Path) -> None:
+def plot(scenario: str, records: list[dict[str, Any]], folder: Path) -> None:
     """When each request ended and how long it took, what was refused at the bottom."""
     figure = Figure(figsize=(7, 4))
     axes = figure.add_subplot()
     axes.set_rasterization_zorder(2)  # thousands of points: a picture of them, not each
-    for key in sorted({request["key"] for request in found}):
-        answered = [r for r in found if r["key"] == key and r["status"] == 200]
+    for key in sorted({request["key"] for request in records}):
+        answered = [r for r in records if r["key"] == key and r["status"] == 200]
         ends = [r["ended"] for r in answered]
         axes.scatter(ends, [r["ms"] / 1000 for r in answered], s=8, label=key, zorder=1)
-    others = [request["ended"] for request in found if request["status"] != 200]
+    others = [request["ended"] for request in records if request["status"] != 200]
     axes.scatter(others, [0.0] * len(others), s=12, marker="x", label="not answered", zorder=1)
     axes.set(title=scenario, xlabel="seconds", ylabel="seconds to the answer")
     axes.legend()
@@ -85,7 +85,7 @@ def report(rows: Sequence[dict[str, Any]], users: int, seconds: float) -> str:
         "",
         "| " + " | ".join(COLUMNS.values()) + " |",
         "|---" * len(COLUMNS) + "|",
-        *("| " + " | ".join(shown(row[name]) for name in COLUMNS) + " |" for row in rows),
+        *("| " + " | ".join(cell_text(row[name]) for name in COLUMNS) + " |" for row in rows),
         "",
         *(f"![{row['scenario']}: when each request ended]({row['scenario']}.svg)" for row in rows),
     ]
@@ -104,20 +104,20 @@ def main() -> None:
         "--scenario", type=listed(str, SCENARIOS), default=list(SCENARIOS), help="by commas"
     )
     parser.add_argument("--plots", type=Path, help="write the report and its SVGs to this folder")
-    wanted = parser.parse_args()
-    users, seconds = (8, 10.0) if wanted.quick else (32, 120.0)
-    if wanted.plots is not None:
-        wanted.plots.mkdir(parents=True, exist_ok=True)
+    options = parser.parse_args()
+    users, seconds = (8, 10.0) if options.quick else (32, 120.0)
+    if options.plots is not None:
+        options.plots.mkdir(parents=True, exist_ok=True)
     rows = []
-    for scenario in wanted.scenario:
-        found_row, found = run(scenario, users, seconds)
-        say_row(found_row, tuple(found_row))
-        if wanted.plots is not None:
-            plot(scenario, found, wanted.plots)
-        rows.append(found_row)
-    publish({"rows": rows}, wanted.json, "under load", tuple(COLUMNS))
-    if wanted.plots is not None:
-        (wanted.plots / "README.md").write_text(report(rows, users, seconds))
+    for scenario in options.scenario:
+        row, records = run(scenario, users, seconds)
+        say_row(row, tuple(row))
+        if options.plots is not None:
+            plot(scenario, records, options.plots)
+        rows.append(row)
+    publish({"rows": rows}, options.json, "under load", tuple(COLUMNS))
+    if options.plots is not None:
+        (options.plots / "README.md").write_text(report(rows, users, seconds))
 
 
 if __name__ == "__main__":

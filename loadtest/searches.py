@@ -49,7 +49,7 @@ async def embedded(options: EngineOptions = SPRIG, **changes: Any) -> AsyncItera
         await engine.close()
 
 
-def named(spec: SearchSpec) -> Policy:
+def policy_of_spec(spec: SearchSpec) -> Policy:
     """The policy that a spec names."""
     return POLICIES[spec.policy](spec)
 
@@ -63,7 +63,7 @@ class Method:
 
     name: str
     spec: SearchSpec
-    policy_of: PolicyOf = field(default=named)
+    policy_of: PolicyOf = field(default=policy_of_spec)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,11 +119,11 @@ async def side_by_side(
     """What ``work`` makes of each item, in order; so many are under way at a time."""
     room = asyncio.Semaphore(at_once)
 
-    async def one(item: U) -> T:
+    async def work_on(item: U) -> T:
         async with room:
             return await work(item)
 
-    return await asyncio.gather(*map(one, items))
+    return await asyncio.gather(*map(work_on, items))
 
 
 async def grow_all(
@@ -135,10 +135,10 @@ async def grow_all(
 ) -> list[Outcome]:
     """Search the items, ``at_once`` side by side; in order."""
 
-    async def one(item: Item) -> Outcome:
+    async def grow_item(item: Item) -> Outcome:
         return await grow(engine, item, method, policy_for(item) if policy_for else None)
 
-    return await side_by_side(one, items, at_once)
+    return await side_by_side(grow_item, items, at_once)
 
 
 def dev_questions(count: int) -> list[tuple[str, str]]:
@@ -151,9 +151,9 @@ def dev_questions(count: int) -> list[tuple[str, str]]:
 
 def unlike_items(task: str, count: int) -> list[Item]:
     """So many of a task's test split, no two of the same question and seed."""
-    known = items_of(task, "test", count, 0)
+    items = items_of(task, "test", count, 0)
     return [
-        replace(known[n % len(known)], seed=known[n % len(known)].seed + n // len(known))
+        replace(items[n % len(items)], seed=items[n % len(items)].seed + n // len(items))
         for n in range(count)
     ]
 

@@ -37,25 +37,25 @@ class Served:
 
         Raises RuntimeError if the server does not start.
         """
-        given = {f"HEDGEROW_{name.upper()}": str(value) for name, value in settings.items()}
+        environment = {f"HEDGEROW_{name.upper()}": str(value) for name, value in settings.items()}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "cli", "serve", "--port", "0", *args],
             stderr=subprocess.PIPE,
             text=True,
-            env=os.environ | given,
+            env=os.environ | environment,
         )
         assert self.process.stderr is not None
-        said = []
+        lines = []
         for line in self.process.stderr:
-            said.append(line)
+            lines.append(line)
             if heard is not None:
                 heard(line)
-            found = re.search(r"ready: serving \S+ on (http://[^\s\"]+)", line)
-            if found is not None:
-                self.url = found[1]
+            match = re.search(r"ready: serving \S+ on (http://[^\s\"]+)", line)
+            if match is not None:
+                self.url = match[1]
                 break
         else:
-            raise RuntimeError("the server did not start:\n" + "".join(said))
+            raise RuntimeError("the server did not start:\n" + "".join(lines))
         self._reader = Thread(target=self._read, args=(heard,))  # or its pipe fills up
         self._reader.start()
 
@@ -110,7 +110,9 @@ def anonymous_bytes(pid: int) -> int:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:
         return 0
-    return 1024 * sum(int(found) for found in re.findall(r"(?:RssAnon|VmSwap):\s+(\d+)", status))
+    return 1024 * sum(
+        int(kilobytes) for kilobytes in re.findall(r"(?:RssAnon|VmSwap):\s+(\d+)", status)
+    )
 
 
 def samples(text: str) -> Iterator[Sample]:
@@ -128,7 +130,7 @@ def values(text: str, name: str, **labels: str) -> list[float]:
     ]
 
 
-def asked_by(
+def load_records(
     url: str, kinds: Sequence[str], seconds: float, *, users: int = 0, rate: float = 0.0
 ) -> list[dict[str, Any]]:
     """What Locust's users of these kinds (`loadtest/locust_scenarios.py`) ask for so long: a record
@@ -139,42 +141,42 @@ def asked_by(
     """
     users = math.ceil(rate * PACED_SECONDS) or users
     with tempfile.TemporaryDirectory() as folder:
-        records = Path(folder) / "records.jsonl"
-        records.touch()
+        path = Path(folder) / "records.jsonl"
+        path.touch()
         period = users / rate if rate else 0.0
-        given = {"LOADTEST_RECORDS": str(records), "LOADTEST_PERIOD": str(period)}
+        environment = {"LOADTEST_RECORDS": str(path), "LOADTEST_PERIOD": str(period)}
         command = [sys.executable, "-m", "locust", "-f", str(LOCUSTFILE), "--headless"]
         command += ["--host", url, "--users", str(users), "--spawn-rate", str(users)]
         command += ["--run-time", f"{seconds:g}s", "--stop-timeout", str(STOP_SECONDS)]
         command += ["--exit-code-on-error", "0", "--only-summary", *kinds]
-        done = subprocess.run(
-            command, env=os.environ | given, capture_output=True, text=True, check=False
+        process = subprocess.run(
+            command, env=os.environ | environment, capture_output=True, text=True, check=False
         )
-        if done.returncode:
-            raise RuntimeError(f"locust failed:\n{done.stderr}")
-        found = [json.loads(line) for line in records.read_text().splitlines()]
-    began = min((one["ended"] - one["ms"] / 1000 for one in found), default=0.0)
-    return [one | {"ended": one["ended"] - began} for one in found]
+        if process.returncode:
+            raise RuntimeError(f"locust failed:\n{process.stderr}")
+        records = [json.loads(line) for line in path.read_text().splitlines()]
+    start = min((record["ended"] - record["ms"] / 1000 for record in records), default=0.0)
+    return [record | {"ended": record["ended"] - start} for record in records]
 
 
-def load_row(found: Sequence[Mapping[str, Any]], deadline: float) -> dict[str, Any]:
+def load_row(records: Sequence[Mapping[str, Any]], deadline: float) -> dict[str, Any]:
     """What became of requests. ``goodput_rps``: answers a second within ``deadline`` seconds, the
     others are ``late``; quantiles are of the honest key's answers; ``lost``: without any end that
     the server means."""
-    took = max((one["ended"] for one in found), default=0.0)
-    answered = [one for one in found if one["status"] == httpx.codes.OK]
-    honest = sorted(one["ms"] for one in answered if one["key"] == "honest")
-    good = sum(one["ms"] <= 1000 * deadline for one in answered)
-    refused = sum(one["status"] in REFUSED for one in found)
-    ended = sum(one["status"] == httpx.codes.GATEWAY_TIMEOUT for one in found)
+    elapsed = max((record["ended"] for record in records), default=0.0)
+    answered = [record for record in records if record["status"] == httpx.codes.OK]
+    honest = sorted(record["ms"] for record in answered if record["key"] == "honest")
+    good = sum(record["ms"] <= 1000 * deadline for record in answered)
+    refused = sum(record["status"] in REFUSED for record in records)
+    timeouts = sum(record["status"] == httpx.codes.GATEWAY_TIMEOUT for record in records)
     return {
-        "requests": len(found),
-        "offered_rps": round(len(found) / took, 2) if took else 0.0,
-        "goodput_rps": round(good / took, 2) if took else 0.0,
+        "requests": len(records),
+        "offered_rps": round(len(records) / elapsed, 2) if elapsed else 0.0,
+        "goodput_rps": round(good / elapsed, 2) if elapsed else 0.0,
         **{f"p{n}_ms": round(quantile(honest, n / 100)) for n in (50, 95, 99)},
         "refused": refused,
-        "late": len(answered) - good + ended,
-        "lost": len(found) - len(answered) - refused - ended,
+        "late": len(answered) - good + timeouts,
+        "lost": len(records) - len(answered) - refused - timeouts,
     }
 
 

@@ -123,21 +123,21 @@ class Bench:
     async def timed(self, work: Callable[[], Awaitable[Any]]) -> tuple[float, float]:
         """The wall and the servers' processor seconds of work from empty caches."""
         await forget(self.servers)
-        begun, used = time.monotonic(), sum(map(cpu_seconds, self.servers))
+        start, cpu_start = time.monotonic(), sum(map(cpu_seconds, self.servers))
         await work()
-        return time.monotonic() - begun, sum(map(cpu_seconds, self.servers)) - used
+        return time.monotonic() - start, sum(map(cpu_seconds, self.servers)) - cpu_start
 
 
 def raw_list(tree: Tree) -> dict[str, Any]:
     """One list that draws as many tokens for each chain of a tree, by as many seeds."""
     chains = [node.id for node in tree.nodes[1:] if not node.children]
     prompt = list(tree.prompt)
-    drawn = [len(tree.tokens(leaf)) - len(prompt) for leaf in chains]
+    lengths = [len(tree.tokens(leaf)) - len(prompt) for leaf in chains]
     return {
         "input_ids": [prompt] * len(chains),
         "sampling_params": [
             {"max_new_tokens": most, "ignore_eos": True, "sampling_seed": sampling_seed(seed)}
-            for seed, most in enumerate(drawn)
+            for seed, most in enumerate(lengths)
         ],
     }
 
@@ -184,24 +184,24 @@ async def requests(bench: Bench, items: Sequence[Item], spec: SearchSpec) -> dic
 
 def notes(width: int) -> dict[str, Any]:
     """What rounds of this width tell a server: as many new rewards, and half as many dead nodes."""
-    told, server = PluginNotes("key/0123456789abcdef0123456789abcdef"), plugged_server()
-    told.take(Hint(active=(0,)))
-    told.on(server, 57, None)
-    sizes, took = [], []
+    tree, server = PluginNotes("key/0123456789abcdef0123456789abcdef"), plugged_server()
+    tree.take(Hint(active=(0,)))
+    tree.on(server, 57, None)
+    sizes, seconds = [], []
     for first in range(1000, 1000 + 2 * width * NOTED_ROUNDS, 2 * width):
-        drawn = range(first, first + width)
-        told.take(Hint(dict.fromkeys(drawn, 0.1234), tuple(drawn[::2]), tuple(drawn[1::2])))
-        said = [told.on(server, 57, (node + width, node))["custom_params"][NAME] for node in drawn]
-        begun = time.process_time()
-        for note in said:
+        nodes = range(first, first + width)
+        tree.take(Hint(dict.fromkeys(nodes, 0.1234), tuple(nodes[::2]), tuple(nodes[1::2])))
+        texts = [tree.on(server, 57, (node + width, node))["custom_params"][NAME] for node in nodes]
+        start = time.process_time()
+        for note in texts:
             parse_note(note)
-        took.append(time.process_time() - begun)
-        sizes.append(sum(map(len, said)))
+        seconds.append(time.process_time() - start)
+        sizes.append(sum(map(len, texts)))
     return row(
         policy="rebase",
         width=width,
         note_bytes=max(sizes),
-        note_ms=2 * 1000 * statistics.median(took),
+        note_ms=2 * 1000 * statistics.median(seconds),
     )
 
 
@@ -225,12 +225,12 @@ async def rounds(place: Place, quick: bool) -> list[dict[str, Any]]:
     items = items_of(TASK, "dev", 3 if quick else 10, seed=0)
     async with started(servers), engine_on(servers[:1], servers[1:]) as engine:
         bench = Bench(engine, servers)
-        found = [
+        cells = [
             await against_raw(bench, items, place.spec("self_consistency", 64)),
             await requests(bench, items, place.spec("rebase", 64)),
             await requests(bench, items, place.spec("ets", 64)),
         ]
-    return [one | {"pool": place.kv_tokens} for one in found] + [notes(WIDEST)]
+    return [cell | {"pool": place.kv_tokens} for cell in cells] + [notes(WIDEST)]
 
 
 def main() -> None:

@@ -41,14 +41,14 @@ class Prefix:
     seeds: tuple[int, ...]
 
 
-async def drawn(
+async def draw_steps(
     engine: Engine, prefixes: Sequence[Prefix], sampling: Sampling
 ) -> list[tuple[int, ...]]:
     """A step of every prefix and seed, in order."""
-    asked = [(prefix, child) for prefix in prefixes for child in range(len(prefix.seeds))]
+    pairs = [(prefix, child) for prefix in prefixes for child in range(len(prefix.seeds))]
     branches = [
         Branch(ROOT, child, prefix.tokens, prefix.seeds[child], sampling.max_step_tokens, node)
-        for node, (prefix, child) in enumerate(asked, 1)
+        for node, (prefix, child) in enumerate(pairs, 1)
     ]
     try:
         return [step.tokens for step in await engine.expand("flips", branches, sampling)]
@@ -59,10 +59,12 @@ async def drawn(
 def compare(left: Sequence[Sequence[int]], right: Sequence[Sequence[int]]) -> dict[str, Any]:
     """Of streams in pairs: tokens up to and with the first difference, and how many differ."""
     tokens = flips = 0
-    for one, other in zip(left, right, strict=True):
-        same = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), None)
-        differ = same is not None or len(one) != len(other)
-        tokens += min(len(one), len(other)) if same is None else same + 1
+    for left_step, right_step in zip(left, right, strict=True):
+        same = next(
+            (i for i, (a, b) in enumerate(zip(left_step, right_step, strict=False)) if a != b), None
+        )
+        differ = same is not None or len(left_step) != len(right_step)
+        tokens += min(len(left_step), len(right_step)) if same is None else same + 1
         flips += differ
     return {
         "steps": len(left),
@@ -98,12 +100,12 @@ async def measure(python: Path, dtype: str, questions: int) -> list[dict[str, An
     async with started([server]), engine_on([server], []) as sglang, embedded(threads=1) as engine:
         for temperature, top_p in SETTINGS:
             sampling = Sampling(temperature, top_p, stop=(), max_step_tokens=LENGTH)
-            first = await drawn(sglang, roots, sampling)
+            first = await draw_steps(sglang, roots, sampling)
             forks = forked(roots, first)
-            warm = await drawn(sglang, forks, sampling)
+            warm = await draw_steps(sglang, forks, sampling)
             await forget([server])
-            cold = await drawn(sglang, forks, sampling)
-            ours = await drawn(engine, roots, sampling)
+            cold = await draw_steps(sglang, forks, sampling)
+            ours = await draw_steps(engine, roots, sampling)
             shared = {"dtype": dtype, "temperature": temperature, "top_p": top_p}
             rows.append({"against": "embedded"} | shared | compare(ours, first))
             rows.append({"against": "itself evicted"} | shared | compare(warm, cold))
@@ -116,9 +118,9 @@ def main() -> None:
     parser = BenchmarkParser("sglang_flips", __doc__, "python")
     parser.add_argument("--dtype", choices=DTYPES, default=DTYPES[0], help="of the server")
     parser.add_argument("--questions", type=at_least(1), default=16)
-    wanted = parser.parse_args()
-    work = measure(wanted.python, wanted.dtype, wanted.questions)
-    publish({"rows": to_its_end(work)}, wanted.json, "tokens that flip", COLUMNS)
+    options = parser.parse_args()
+    work = measure(options.python, options.dtype, options.questions)
+    publish({"rows": to_its_end(work)}, options.json, "tokens that flip", COLUMNS)
 
 
 if __name__ == "__main__":

@@ -100,19 +100,19 @@ class GpuModels:
 def random_checkpoint(folder: Path, shape: Shape, seed: int) -> Path:
     """Write a Qwen2 with random weights, in bfloat16, that reads the bundled tokenizer's ids."""
     bundled = SPRIG_FOLDER / "policy"
-    own = Qwen2Config.from_pretrained(bundled)
+    bundled_config = Qwen2Config.from_pretrained(bundled)
     config = Qwen2Config(
-        vocab_size=own.vocab_size,
+        vocab_size=bundled_config.vocab_size,
         hidden_size=shape.hidden,
         num_hidden_layers=shape.layers,
         num_attention_heads=shape.heads,
         num_key_value_heads=shape.kv_heads,
         intermediate_size=shape.ffn,
-        max_position_embeddings=own.max_position_embeddings,
+        max_position_embeddings=bundled_config.max_position_embeddings,
         tie_word_embeddings=True,
         bos_token_id=None,
-        eos_token_id=own.eos_token_id,
-        pad_token_id=own.pad_token_id,
+        eos_token_id=bundled_config.eos_token_id,
+        pad_token_id=bundled_config.pad_token_id,
     )
     torch.manual_seed(seed)
     Qwen2ForCausalLM(config).bfloat16().save_pretrained(folder)
@@ -151,14 +151,14 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
             servers = _servers(models, options, way)
             on = engine_on(servers[:1], servers[1:], speculate=way == "speculate")
             async with started(servers), on as engine:
-                found = {}
+                runs = {}
                 for policy in POLICIES:
                     spec = spec_for(policy, options.width, TASK).model_copy(update=models.fields)
                     await grow_all(engine, items[:1], Method(f"warm {policy}", spec), 1)
                     start = time.perf_counter()
-                    grown = await grow_all(engine, items, Method(policy, spec), options.at_once)
-                    found[policy] = grown, time.perf_counter() - start
-            rows += _rows({"shape": options.shape, "way": way}, found, items)
+                    outcomes = await grow_all(engine, items, Method(policy, spec), options.at_once)
+                    runs[policy] = outcomes, time.perf_counter() - start
+            rows += _rows({"shape": options.shape, "way": way}, runs, items)
     return {"rows": rows, "device": options.device, "at_once": options.at_once}
 
 
@@ -169,8 +169,8 @@ async def load(options: argparse.Namespace) -> list[dict[str, Any]]:
         models = models_of(options.shape, Path(folder))
         for overlap in OVERLAP[device]:
             place = _place(models, options, () if overlap else (NO_OVERLAP,))
-            found = await rounds(place, options.dry_run)
-            rows += [{"shape": options.shape, "overlap": overlap} | row for row in found]
+            cells = await rounds(place, options.dry_run)
+            rows += [{"shape": options.shape, "overlap": overlap} | row for row in cells]
     async for row in pools(options.python, quick=options.dry_run, device=device):
         rows.append({"shape": "sprig", "overlap": OVERLAP[device][0]} | row)
     return rows
@@ -180,8 +180,8 @@ async def rewards(options: argparse.Namespace) -> list[dict[str, Any]]:
     """The rows of ``loadtest.sglang_rewards``, of the bundled models."""
     rows, items = [], items_of("game24", "test", options.limit, 0)
     for flags in REPEATABLE[options.device]:
-        found = await score_ways(options.python, items, 8, device=options.device, args=flags)
-        rows += [{"flags": " ".join(flags)} | row for row in found]
+        ways = await score_ways(options.python, items, 8, device=options.device, args=flags)
+        rows += [{"flags": " ".join(flags)} | row for row in ways]
     return rows
 
 
@@ -195,8 +195,8 @@ def _servers(models: GpuModels, options: argparse.Namespace, way: str) -> list[L
     """The policy's and the reward model's, not started. With a draft the draws are SGLang's own."""
     flags: Sequence[str] = ()
     if way == "draft":
-        named = {"HEDGEROW_DRAFT": "scheduled", "HEDGEROW_DRAFT_MODEL": str(models.draft)}
-        flags = shlex.split(draft_args(load_settings(named), options.width))
+        settings = {"HEDGEROW_DRAFT": "scheduled", "HEDGEROW_DRAFT_MODEL": str(models.draft)}
+        flags = shlex.split(draft_args(load_settings(settings), options.width))
     policy, reward = _place(models, options, flags).servers()
     policy.options = replace(policy.options, seeds=way != "draft", schedules=way == "speculate")
     return [policy, reward]
@@ -204,20 +204,20 @@ def _servers(models: GpuModels, options: argparse.Namespace, way: str) -> list[L
 
 def _rows(
     about: dict[str, Any],
-    found: dict[PolicyName, tuple[list[Outcome], float]],
+    runs: dict[PolicyName, tuple[list[Outcome], float]],
     items: Sequence[Item],
 ) -> list[dict[str, Any]]:
     """A row a policy, beside the first."""
     rows: list[dict[str, Any]] = []
-    for policy, (outcomes, seconds) in found.items():
+    for policy, (outcomes, seconds) in runs.items():
         stats = [outcome.stats for outcome in outcomes]
         row = about | {
             "policy": policy,
             "width": outcomes[0].spec.width,
             "n": len(items),
-            "kv_tokens_total": sum(one.kv_tokens_total for one in stats),
+            "kv_tokens_total": sum(each.kv_tokens_total for each in stats),
             "problems_per_second": len(items) / seconds,
-            "precise_goodput": sum(one.precise_goodput for one in stats) / len(stats),
+            "precise_goodput": sum(each.precise_goodput for each in stats) / len(stats),
             "tree_digest": combined_digest(outcome.digest for outcome in outcomes),
         }
         first = rows[0] if rows else row

@@ -82,11 +82,11 @@ class RecordedSearch:
         self._prompt = min(len(branch.tokens) for branch in branches)
         forks = forked_prefixes((branch.tokens for branch in branches), self._fresh)
         reads = [self._request(path, (), 0, None) for path in forks]
-        drawn = sorted(zip(branches, steps, strict=True), key=lambda pair: pair[0].tokens)
-        draws = [self._request(b.tokens, s.tokens, b.limit, b.step) for b, s in drawn]
+        pairs = sorted(zip(branches, steps, strict=True), key=lambda pair: pair[0].tokens)
+        draws = [self._request(b.tokens, s.tokens, b.limit, b.step) for b, s in pairs]
         self._fresh = {
             (*branch.tokens, *step.tokens)
-            for branch, step in drawn
+            for branch, step in pairs
             if step.finish is not Finish.END
         }
         self.rounds.append({"reads": reads, "draws": draws})
@@ -166,8 +166,8 @@ def modes(searches: int, pool: int) -> list[Mode]:
 
 def measured(policy: str, searches: int, pool: int, done: Mapping[str, Done]) -> dict[str, Any]:
     """A cell's row; ``done``: what came of each of its modes, by ``key``."""
-    found = [done[key(mode)] for mode in modes(searches, pool)]
-    ours = found[0] if pool == AMPLE_TOKENS else found[2]
+    runs = [done[key(mode)] for mode in modes(searches, pool)]
+    ours = runs[0] if pool == AMPLE_TOKENS else runs[2]
     row = {
         "policy": policy,
         "width": spec_of(policy).width,
@@ -180,8 +180,8 @@ def measured(policy: str, searches: int, pool: int, done: Mapping[str, Done]) ->
         "passes": ours["passes"],
     }
     if pool == AMPLE_TOKENS:
-        return row | {"free_passes": found[1]["passes"]}
-    stock, same = found[0], found[1]
+        return row | {"free_passes": runs[1]["passes"]}
+    stock, same = runs[0], runs[1]
     return row | {
         "lru_again": stock["again"],
         "lru_bound": stock["bound"],
@@ -207,7 +207,7 @@ async def recorded(policy: str, searches: int) -> list[dict[str, Any]]:
 
 
 async def served(
-    python: Path, searches: Sequence[Mapping[str, Any]], wanted: Sequence[Mode]
+    python: Path, searches: Sequence[Mapping[str, Any]], cell_modes: Sequence[Mode]
 ) -> AsyncIterator[tuple[Mode, Done]]:
     """Each mode and what came of it. Raises RuntimeError with what the replay said if it failed."""
     with tempfile.TemporaryDirectory() as folder:
@@ -215,21 +215,21 @@ async def served(
         path.write_text(json.dumps(searches))
         paths = os.pathsep.join(map(str, (STUBS, ROOT)))
         errors = Path(folder) / "errors"
-        with errors.open("w") as said:
+        with errors.open("w") as log:
             process = await asyncio.create_subprocess_exec(
                 *(str(python), "-m", "loadtest.sglang_replay", str(path)),
                 env=os.environ | {"PYTHONPATH": paths, "SGLANG_USE_CPU_ENGINE": "1"},
                 stdin=PIPE,
                 stdout=PIPE,
-                stderr=said,
+                stderr=log,
                 limit=LINE_BYTES,
             )
         assert process.stdin is not None
         assert process.stdout is not None
         try:
-            process.stdin.write(json.dumps(list(wanted)).encode())
+            process.stdin.write(json.dumps(list(cell_modes)).encode())
             process.stdin.close()
-            for mode in wanted:
+            for mode in cell_modes:
                 line = await process.stdout.readline()
                 if not line:
                     raise RuntimeError(f"replay of {key(mode)}: {errors.read_text()[-2000:]}")
@@ -242,18 +242,18 @@ async def served(
 
 async def grid(python: Path, *, quick: bool, keep: Path | None = None) -> list[dict[str, Any]]:
     """All rows; what ``keep`` has of them is not run again."""
-    made_by = code_of(search, kvpolicy, hedgerow_sglang)
+    provenance = code_of(search, kvpolicy, hedgerow_sglang)
     rows = []
     for policy in POLICIES:
-        lines = KeptLines(keep, f"{policy} {made_by}", TypeAdapter(dict[str, Any]))
-        asked = [mode for cell in cells(quick=quick) for mode in modes(*cell)]
-        done = {key(mode): found for mode in asked if (found := lines.get(key(mode)))}
-        missing = [mode for mode in asked if key(mode) not in done]
+        lines = KeptLines(keep, f"{policy} {provenance}", TypeAdapter(dict[str, Any]))
+        all_modes = [mode for cell in cells(quick=quick) for mode in modes(*cell)]
+        done = {key(mode): run for mode in all_modes if (run := lines.get(key(mode)))}
+        missing = [mode for mode in all_modes if key(mode) not in done]
         if missing:
             searches = await recorded(policy, max(mode["searches"] for mode in missing))
-            async for mode, found in served(python, searches, missing):
-                lines.put(key(mode), found)
-                done[key(mode)] = found
-                say(f"{policy} {key(mode)}: {found['again']} again")
+            async for mode, run in served(python, searches, missing):
+                lines.put(key(mode), run)
+                done[key(mode)] = run
+                say(f"{policy} {key(mode)}: {run['again']} again")
         rows += [measured(policy, *cell, done) for cell in cells(quick=quick)]
     return rows

@@ -57,11 +57,11 @@ ROWS = ("servers", "deadlines", "hedgerow")
 async def server_pair(stub: bool, ends: AsyncExitStack) -> tuple[Victim, Victim]:
     """The policy's server and the reward model's, which end with ``ends``."""
     if stub:
-        made = StubVictim.of(), StubVictim.of()
-        for one in made:
-            await one.start()
-            ends.push_async_callback(one.kill)
-        return made
+        stubs = StubVictim.of(), StubVictim.of()
+        for victim in stubs:
+            await victim.start()
+            ends.push_async_callback(victim.kill)
+        return stubs
     servers = policy_server(PYTHON, "arborkv", POOL_TOKENS), reward_server(PYTHON, POOL_TOKENS)
     await ends.enter_async_context(started(servers))
     return RealVictim(servers[0]), RealVictim(servers[1])
@@ -87,36 +87,36 @@ async def servers_row(stub: bool, searches: int, kills: tuple[int, int]) -> dict
         ends.push_async_callback(asyncio.to_thread, served.stop)
         calm = await streamed(served.url, range(searches), AT_ONCE)
         say(f"{searches} searches in peace")
-        begun = time.monotonic()
+        start = time.monotonic()
         killing = asyncio.create_task(killed_at_random((policy, reward), kills))
-        found = await streamed(served.url, range(searches), AT_ONCE)
+        streams = await streamed(served.url, range(searches), AT_ONCE)
         while not killing.done():  # the kills come until all are done, however quick searches are
-            found += await streamed(served.url, range(AT_ONCE), AT_ONCE)
+            streams += await streamed(served.url, range(AT_ONCE), AT_ONCE)
         await killing
-    return {"row": "servers", "kills": sum(kills)} | told(found, calm, time.monotonic() - begun)
+    return {"row": "servers", "kills": sum(kills)} | told(streams, calm, time.monotonic() - start)
 
 
-def told(found: Sequence[StreamEnd], calm: Sequence[StreamEnd], seconds: float) -> dict[str, Any]:
+def told(streams: Sequence[StreamEnd], calm: Sequence[StreamEnd], seconds: float) -> dict[str, Any]:
     """What came of searches, and how it differs from the same in peace."""
-    known = {one.number: one for one in calm}
-    whole = [one for one in found if not one.error and not one.cut]
-    same = [one for one in whole if one.steps == known[one.number].steps]
+    calm_by_number = {end.number: end for end in calm}
+    whole = [end for end in streams if not end.error and not end.cut]
+    same = [end for end in whole if end.steps == calm_by_number[end.number].steps]
     apart = [
-        abs(reward - known[one.number].rewards[node])
-        for one in same
-        for node, reward in one.rewards.items()
+        abs(reward - calm_by_number[end.number].rewards[node])
+        for end in same
+        for node, reward in end.rewards.items()
     ]
     return {
-        "searches": len(found),
-        "lost": sum(bool(one.error) for one in found),
-        "lost_in_peace": sum(bool(one.error) for one in calm),
-        "cut": sum(one.cut for one in found),
+        "searches": len(streams),
+        "lost": sum(bool(end.error) for end in streams),
+        "lost_in_peace": sum(bool(end.error) for end in calm),
+        "cut": sum(end.cut for end in streams),
         "different": len(whole) - len(same),
-        "other_digests": sum(one.digest != known[one.number].digest for one in whole),
+        "other_digests": sum(end.digest != calm_by_number[end.number].digest for end in whole),
         "rewards": len(apart),
         "turned": sum(map(bool, apart)),
         "most_apart": round(max(apart, default=0.0), 8),
-        "errors": sorted({one.error for one in found if one.error}),
+        "errors": sorted({end.error for end in streams if end.error}),
         "seconds": round(seconds, 1),
     }
 
@@ -128,15 +128,17 @@ async def deadlines_row(stub: bool, searches: int) -> dict[str, Any]:
         pair = await server_pair(stub, ends)
         served = await asyncio.to_thread(serving, *pair)
         ends.push_async_callback(asyncio.to_thread, served.stop)
-        begun = time.monotonic()
+        start = time.monotonic()
         for victim in pair:
             await victim.stop(still=True)
-            found = await streamed(served.url, range(searches), AT_ONCE, deadline=DEADLINE_SECONDS)
+            streams = await streamed(
+                served.url, range(searches), AT_ONCE, deadline=DEADLINE_SECONDS
+            )
             await victim.stop(still=False)
-            late += [1000 * (one.seconds - DEADLINE_SECONDS) for one in found]
+            late += [1000 * (end.seconds - DEADLINE_SECONDS) for end in streams]
             await streamed(served.url, range(1), 1)
     row = {"row": "deadlines", "searches": len(late), "late_ms": round(max(late), 1)}
-    return row | {"seconds": round(time.monotonic() - begun, 1)}
+    return row | {"seconds": round(time.monotonic() - start, 1)}
 
 
 async def hedgerow_row(stub: bool, kills: int) -> dict[str, Any]:
@@ -148,15 +150,15 @@ async def hedgerow_row(stub: bool, kills: int) -> dict[str, Any]:
 
 async def measure(rows: Sequence[str], stub: bool, quick: bool) -> list[dict[str, Any]]:
     """A row each."""
-    found = []
+    measured_rows = []
     if "servers" in rows:
         searches, kills = (40, (3, 2)) if quick else (300, (10, 5))
-        found.append(await servers_row(stub, searches, kills))
+        measured_rows.append(await servers_row(stub, searches, kills))
     if "deadlines" in rows:
-        found.append(await deadlines_row(stub, 8 if quick else 32))
+        measured_rows.append(await deadlines_row(stub, 8 if quick else 32))
     if "hedgerow" in rows:
-        found.append(await hedgerow_row(stub, 4 if quick else 20))
-    return [dict.fromkeys(COLUMNS) | row for row in found]
+        measured_rows.append(await hedgerow_row(stub, 4 if quick else 20))
+    return [dict.fromkeys(COLUMNS) | row for row in measured_rows]
 
 
 def held(row: dict[str, Any]) -> bool:
@@ -170,9 +172,9 @@ def main() -> None:
     parser = BenchmarkParser("sglang_lost", __doc__, quick="40 searches, 5 kills; 4 of Hedgerow")
     parser.add_argument("--stub", action="store_true", help="no SGLang: what speaks as it does")
     parser.add_argument("--row", type=listed(str, ROWS), default=list(ROWS))
-    wanted = parser.parse_args()
-    rows = to_its_end(measure(wanted.row, wanted.stub, wanted.quick))
-    publish({"rows": rows}, wanted.json, "What is lost", COLUMNS)
+    options = parser.parse_args()
+    rows = to_its_end(measure(options.row, options.stub, options.quick))
+    publish({"rows": rows}, options.json, "What is lost", COLUMNS)
     sys.exit(not all(map(held, rows)))
 
 

@@ -168,7 +168,7 @@ STOCK = ("--schedule-policy", "fcfs")
 class PoolSearches:
     """What came of all searches of a cell: an outcome, or what an error said."""
 
-    found: Sequence[Outcome | str]
+    ends: Sequence[Outcome | str]
     seconds: float
     most: int
     total: int
@@ -176,22 +176,22 @@ class PoolSearches:
     @property
     def outcomes(self) -> list[Outcome]:
         """Of those that ended well."""
-        return [one for one in self.found if isinstance(one, Outcome)]
+        return [end for end in self.ends if isinstance(end, Outcome)]
 
     @property
     def again(self) -> int:
         """Tokens read again."""
-        return sum(one.stats.engine.rehydrated_tokens for one in self.outcomes)
+        return sum(outcome.stats.engine.rehydrated_tokens for outcome in self.outcomes)
 
     @property
-    def drawn(self) -> int:
+    def generated_tokens(self) -> int:
         """Tokens of all trees."""
-        return sum(one.stats.generated_tokens for one in self.outcomes)
+        return sum(outcome.stats.generated_tokens for outcome in self.outcomes)
 
     @property
     def held_seconds(self) -> float:
         """For which rounds waited, all searches' together."""
-        return sum(one.stats.engine.held_back_seconds for one in self.outcomes)
+        return sum(outcome.stats.engine.held_back_seconds for outcome in self.outcomes)
 
 
 @asynccontextmanager
@@ -209,44 +209,46 @@ async def drawing(
             yield engine
 
 
-async def grown(engine: CountedRounds, policy: str, searches: int) -> PoolSearches:
+async def grow_cell(engine: CountedRounds, policy: str, searches: int) -> PoolSearches:
     """All at once."""
-    begun = time.monotonic()
+    start = time.monotonic()
 
-    async def one(item: Item) -> Outcome | str:
+    async def grow_item(item: Item) -> Outcome | str:
         try:
             return await grow(engine, item, Method("one", spec_of(policy)))
         except EngineError as error:
             return str(error)
 
-    found = await side_by_side(one, items_of(TASK, "dev", searches, 0), searches)
-    return PoolSearches(found, time.monotonic() - begun, engine.most, engine.total)
+    ends = await side_by_side(grow_item, items_of(TASK, "dev", searches, 0), searches)
+    return PoolSearches(ends, time.monotonic() - start, engine.most, engine.total)
 
 
 def measured(policy: str, pool: int, first: PoolSearches, ours: PoolSearches) -> dict[str, Any]:
     """A cell's row; ``first``: as SGLang is, or with no round held back where all fits."""
-    pairs = list(zip(first.found, ours.found, strict=True))
+    pairs = list(zip(first.ends, ours.ends, strict=True))
     row: dict[str, Any] = {
         "policy": policy,
         "width": spec_of(policy).width,
         "searches": len(pairs),
         "pool": pool,
         "plugin_again": ours.again,
-        "drawn": ours.drawn,
+        "drawn": ours.generated_tokens,
         "held_seconds": round(ours.held_seconds, 1),
         "requests_a_round": ours.most,
         "requests": ours.total,
         "lost": len(pairs) - len(ours.outcomes),
-        "different": sum(_said(one) != _said(other) for one, other in pairs),
+        "different": sum(
+            _reply_of(first_end) != _reply_of(our_end) for first_end, our_end in pairs
+        ),
     }
     if pool == AMPLE_TOKENS:
         return row | {"wall_vs_free": ours.seconds / first.seconds}
     return row | {"lru_again": first.again, "wall_vs_lru": ours.seconds / first.seconds}
 
 
-def _said(one: Outcome | str) -> tuple[Any, ...]:
+def _reply_of(end: Outcome | str) -> tuple[Any, ...]:
     """A search's answer and all of its steps."""
-    return (one.answer, steps_of(one)) if isinstance(one, Outcome) else ()
+    return (end.answer, steps_of(end)) if isinstance(end, Outcome) else ()
 
 
 async def pools(
@@ -254,14 +256,14 @@ async def pools(
 ) -> AsyncIterator[dict[str, Any]]:
     """A row a cell."""
     for policy, searches, pool in QUICK if quick else CELLS:
-        found = []
+        runs = []
         for ours in (False, True):
             evicts = ours or pool == AMPLE_TOKENS
             async with drawing(python, device, pool, evicts=evicts, gated=ours) as engine:
-                found.append(await grown(engine, policy, searches))
+                runs.append(await grow_cell(engine, policy, searches))
             way = "ours" if ours else "first"
             say(
-                f"{policy} x {searches} in {pool}, {way}: {found[-1].again} again, "
-                f"{found[-1].seconds:.0f} s"
+                f"{policy} x {searches} in {pool}, {way}: {runs[-1].again} again, "
+                f"{runs[-1].seconds:.0f} s"
             )
-        yield measured(policy, pool, *found)
+        yield measured(policy, pool, *runs)

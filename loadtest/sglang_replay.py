@@ -142,13 +142,13 @@ class ReplayedServer:
         self.evicts = evicts
         self.waiting: list[Any] = []
         self.running: list[Replayed] = []
-        self.passes = self.again = self.begun = 0
+        self.passes = self.again = self.begin_count = 0
         self.held_passes = 0
         """For which rounds were held back, all of them together."""
         self.served: list[Served] = []
         self._policy = SchedulePolicy(queue, self.cache, False, False, False)
         self._of: dict[str, Replayed] = {}
-        self._seen = CachedOnce()
+        self._ever_cached = CachedOnce()
         self._full = False
         self._ratio = FIRST_RATIO
         if evicts:
@@ -176,11 +176,11 @@ class ReplayedServer:
 
     def step(self) -> bool:
         """One pass, of what may begin or else of what runs; whether there was anything to do."""
-        begun = self._prefill()
-        if not begun and not self.running:
+        prefilled = self._prefill()
+        if not prefilled and not self.running:
             return False
         self.passes += 1
-        if not begun:
+        if not prefilled:
             self._decode()
         return True
 
@@ -201,18 +201,18 @@ class ReplayedServer:
                 self._full = True
                 break
             req.init_next_round_input(self.cache)
-            result = adder.add_one_req(req, has_chunked_req=False, truncation_align_size=None)
-            if result != AddReqResult.CONTINUE:
-                if result == AddReqResult.NO_TOKEN:
+            status = adder.add_one_req(req, has_chunked_req=False, truncation_align_size=None)
+            if status != AddReqResult.CONTINUE:
+                if status == AddReqResult.NO_TOKEN:
                     self._full = bool(adder.can_run_list or self.running)
                 break
-        chosen = list(adder.can_run_list)
-        if not chosen:
+        reqs = list(adder.can_run_list)
+        if not reqs:
             return False
         assert adder.new_chunked_req is None, "prompts are shorter than a chunk"
-        taken = {req.rid for req in chosen}
-        self.waiting = [req for req in self.waiting if req.rid not in taken]
-        self._extend([self._of[req.rid] for req in chosen])
+        rids = {req.rid for req in reqs}
+        self.waiting = [req for req in self.waiting if req.rid not in rids]
+        self._extend([self._of[req.rid] for req in reqs])
         return True
 
     def _extend(self, works: Sequence[Replayed]) -> None:
@@ -234,7 +234,7 @@ class ReplayedServer:
             req.cached_tokens += req.prefix_len
             self._begin(work)
         for work in works:
-            self._seen.add(work.req.full_untruncated_fill_ids)
+            self._ever_cached.add(work.req.full_untruncated_fill_ids)
         for work in works:
             if not self._draw(work):
                 checkpoint_kv_cache(work.req, self.cache)
@@ -243,8 +243,8 @@ class ReplayedServer:
     def _begin(self, work: Replayed) -> None:
         """Note that a request begins."""
         tokens = tuple(work.req.full_untruncated_fill_ids)
-        work.number, self.begun = self.begun, self.begun + 1
-        self.again += self._seen.again(tokens[:-1], work.req.prefix_len)
+        work.number, self.begin_count = self.begin_count, self.begin_count + 1
+        self.again += self._ever_cached.again(tokens[:-1], work.req.prefix_len)
         self.served += [Begun(work.number, tokens[:-1]), Drawn(work.number, tokens[-1:])]
 
     def _draw(self, work: Replayed) -> bool:
@@ -270,18 +270,18 @@ class ReplayedServer:
             req.kv.kv_allocated_len += 1
             req.kv.kv_committed_len += 1
             self.served.append(Drawn(work.number, (req.output_ids[-1],)))
-            self._seen.add((*req.origin_input_ids, *req.output_ids))
+            self._ever_cached.add((*req.origin_input_ids, *req.output_ids))
         self._ratio = max(LEAST_RATIO, self._ratio - (FIRST_RATIO - LEAST_RATIO) / RATIO_STEPS)
         self.running = [work for work in self.running if not self._draw(work)]
 
     def _make_room(self) -> None:
         """Take back what has drawn least, as long as there is no room for a token each."""
         while True:
-            wanted = len(self.running)
-            evict_from_tree_cache(self.cache, wanted)
-            if self.allocator.available_size() >= wanted:
+            needed = len(self.running)
+            evict_from_tree_cache(self.cache, needed)
+            if self.allocator.available_size() >= needed:
                 return
-            assert wanted > 1, "the pool is smaller than one request"
+            assert needed > 1, "the pool is smaller than one request"
             work = min(
                 self.running,
                 key=lambda work: (len(work.req.output_ids), -len(work.req.origin_input_ids)),
@@ -293,19 +293,19 @@ class ReplayedServer:
             work.req.reset_for_retract()
             self.waiting.append(work.req)
             self._full = False
-            drawn = sum(len(work.req.output_ids) for work in self.running)
+            drawn_tokens = sum(len(work.req.output_ids) for work in self.running)
             most = sum(work.req.sampling_params.max_new_tokens for work in self.running)
-            self._ratio = min(1.0, (drawn + RETRACT_STEPS * len(self.running)) / (most + 1))
+            self._ratio = min(1.0, (drawn_tokens + RETRACT_STEPS * len(self.running)) / (most + 1))
 
 
-async def _search(server: ReplayedServer, gate: RoundGate, recorded: dict[str, Any]) -> None:
-    tree = recorded["tree"]
-    for round_ in recorded["rounds"]:
+async def _search(server: ReplayedServer, gate: RoundGate, recording: dict[str, Any]) -> None:
+    tree = recording["tree"]
+    for round_ in recording["rounds"]:
         draws = [RecordedRequest(*draw) for draw in round_["draws"]]
         branches = [draw.branch for draw in draws]
-        begun = server.passes
+        start = server.passes
         await gate.enter(tree, gate.need(branches))
-        server.held_passes += server.passes - begun
+        server.held_passes += server.passes - start
         most = gate.tokens_at_once(branches)
         if round_["reads"]:
             await server.serve(RecordedRequest(*read) for read in round_["reads"])
@@ -313,7 +313,7 @@ async def _search(server: ReplayedServer, gate: RoundGate, recorded: dict[str, A
         if longer := [draw.go_on(most) for draw in draws if len(draw.step) > most]:
             await server.serve(longer)
         gate.drawn(tree, branches, [tuple(draw.step) for draw in draws])
-    server.note(recorded["over"])
+    server.note(recording["over"])
     gate.leave(tree)
 
 
@@ -323,7 +323,7 @@ async def replay(searches: Sequence[dict[str, Any]], mode: dict[str, Any]) -> di
     server = ReplayedServer(mode["pool"], evicts=mode["evicts"], queue=mode["queue"])
     gate = RoundGate()
     gate.capacity = mode["pool"] if mode["gated"] else 0
-    tasks = [asyncio.create_task(_search(server, gate, one)) for one in searches]
+    tasks = [asyncio.create_task(_search(server, gate, recording)) for recording in searches]
     while not all(task.done() for task in tasks):
         for _ in range(TURNS):
             await asyncio.sleep(0)
@@ -331,12 +331,14 @@ async def replay(searches: Sequence[dict[str, Any]], mode: dict[str, Any]) -> di
             raise RuntimeError("nothing runs and searches are not over")
     for task in tasks:
         task.result()
-    drawn = sum(len(draw[1]) for one in searches for r in one["rounds"] for draw in r["draws"])
+    drawn_tokens = sum(
+        len(draw[1]) for recording in searches for r in recording["rounds"] for draw in r["draws"]
+    )
     return mode | {
         "searches": len(searches),
         "again": server.again,
         "bound": least_read_again(server.served, mode["pool"]),
-        "drawn": drawn,
+        "drawn": drawn_tokens,
         "held_passes": server.held_passes,
         "passes": server.passes,
     }

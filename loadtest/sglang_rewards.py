@@ -84,9 +84,9 @@ class ScoredSearch(EngineWrapper):
 
     async def score_again(self, paths: Sequence[Steps], name: str) -> dict[Steps, float]:
         """The same paths in one call of a search that has scored nothing."""
-        asked = [self._paths[path] for path in paths]
+        trajectories = [self._paths[path] for path in paths]
         try:
-            rewards = await super().score(name, *self._about, asked)
+            rewards = await super().score(name, *self._about, trajectories)
         finally:
             await self.release(name)
         return dict(zip(paths, rewards, strict=True))
@@ -96,16 +96,16 @@ async def scored_in(
     way: str, searches: Sequence[ScoredSearch], reward: LaunchedServer
 ) -> dict[tuple[int, Steps], float]:
     """All rewards once more; ``alone`` is the way that the others are compared with."""
-    found: dict[tuple[int, Steps], float] = {}
+    rewards: dict[tuple[int, Steps], float] = {}
     for search in searches:
         paths = list(search.rewards)
         lists = [paths] if way == "beside" else [[path] for path in paths]
-        for place, asked in enumerate(lists):
+        for place, batch in enumerate(lists):
             if way != "below" or not place:
                 await forget([reward])
-            again = await search.score_again(asked, f"{way}/{search.number}-{place}")
-            found |= {(search.number, path): one for path, one in again.items()}
-    return found
+            again_rewards = await search.score_again(batch, f"{way}/{search.number}-{place}")
+            rewards |= {(search.number, path): value for path, value in again_rewards.items()}
+    return rewards
 
 
 def compared(way: str, rewards: Rewards, alone: Rewards) -> dict[str, Any]:
@@ -152,18 +152,18 @@ async def measure(
     policy = policy_server(python, "arborkv", POOL_TOKENS, args=args, device=device)
     reward = reward_server(python, POOL_TOKENS, args=args, device=device)
     if double is not None:
-        prm, own = in_float64(Path(reward.options.model), double), (*args, *AS_IN_CONFIG)
-        reward = reward_server(python, POOL_TOKENS, model=prm, args=own, device=device)
+        prm, dtype_args = in_float64(Path(reward.options.model), double), (*args, *AS_IN_CONFIG)
+        reward = reward_server(python, POOL_TOKENS, model=prm, args=dtype_args, device=device)
     method = Method("one", SearchSpec(policy="rebase", width=width))
     async with started([policy, reward]), engine_on([policy], [reward]) as engine:
 
-        async def one(numbered: tuple[int, Item]) -> ScoredSearch:
+        async def score_search(numbered: tuple[int, Item]) -> ScoredSearch:
             number, item = numbered
             search = ScoredSearch(engine, number)
             await grow(search, item, method)
             return search
 
-        searches = await side_by_side(one, enumerate(items), AT_ONCE)
+        searches = await side_by_side(score_search, enumerate(items), AT_ONCE)
         alone = await scored_in("alone", searches, reward)
         searched = {(s.number, path): r for s in searches for path, r in s.rewards.items()}
         rows = [compared("searched", searched, alone)]
@@ -179,12 +179,12 @@ def main() -> None:
     parser.set_defaults(searches=40)
     parser.add_argument("--width", type=at_least(1), default=8)
     parser.add_argument("--float64", action="store_true", help="the reward model computes in it")
-    wanted = parser.parse_args()
-    items = items_of(TASK, "test", wanted.searches, 0)
+    options = parser.parse_args()
+    items = items_of(TASK, "test", options.searches, 0)
     with tempfile.TemporaryDirectory() as folder:
-        double = Path(folder) if wanted.float64 else None
-        rows = to_its_end(measure(wanted.python, items, wanted.width, double=double))
-    publish({"rows": rows}, wanted.json, "Rewards on SGLang", COLUMNS)
+        double = Path(folder) if options.float64 else None
+        rows = to_its_end(measure(options.python, items, options.width, double=double))
+    publish({"rows": rows}, options.json, "Rewards on SGLang", COLUMNS)
 
 
 if __name__ == "__main__":

@@ -46,11 +46,11 @@ class Warnings(logging.Handler):
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
-        self.heard = False
+        self.warned = False
 
     def emit(self, record: logging.LogRecord) -> None:
         """A line of the log."""
-        self.heard |= "does it heed the header" in record.getMessage()
+        self.warned |= "does it heed the header" in record.getMessage()
 
 
 @asynccontextmanager
@@ -66,7 +66,7 @@ async def smg(program: Path, policy: str, workers: Sequence[LaunchedServer]) -> 
     url = f"http://{HOST}:{port}"
     try:
         async with asyncio.timeout(READY_SECONDS), httpx.AsyncClient(trust_env=False) as client:
-            while not await _found(client, url, len(workers)):
+            while not await _workers_ready(client, url, len(workers)):
                 if process.returncode is not None:
                     raise RuntimeError(f"{program} ended with status {process.returncode}")
                 await asyncio.sleep(0.2)
@@ -77,13 +77,13 @@ async def smg(program: Path, policy: str, workers: Sequence[LaunchedServer]) -> 
         await process.wait()
 
 
-async def _found(client: httpx.AsyncClient, url: str, workers: int) -> bool:
+async def _workers_ready(client: httpx.AsyncClient, url: str, workers: int) -> bool:
     """Whether the router has that many servers that are well."""
     try:
-        told = (await client.get(f"{url}/workers")).raise_for_status().json()
+        reply = (await client.get(f"{url}/workers")).raise_for_status().json()
     except httpx.HTTPError:
         return False
-    return sum(bool(worker.get("is_healthy")) for worker in told["workers"]) == workers
+    return sum(bool(worker.get("is_healthy")) for worker in reply["workers"]) == workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ async def run_on(servers: Sequence[LaunchedServer], items: Sequence[Item], **how
     finally:
         log.removeHandler(warnings)
     hits = 1 - totals.rehydrated_tokens / max(1, totals.expected_tokens)
-    return Run(outcomes, totals.expected_tokens, hits, warnings.heard)
+    return Run(outcomes, totals.expected_tokens, hits, warnings.warned)
 
 
 def row(policy: str, run: Run, direct: Run) -> dict[str, Any]:
@@ -121,7 +121,7 @@ def row(policy: str, run: Run, direct: Run) -> dict[str, Any]:
         "hits": run.hits,
         "of_direct": run.hits / max(1e-9, direct.hits),
         "warned": run.warned,
-        "different": sum(steps_of(one) != steps_of(other) for one, other in pairs),
+        "different": sum(steps_of(ours) != steps_of(theirs) for ours, theirs in pairs),
     }
 
 

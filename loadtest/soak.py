@@ -20,38 +20,38 @@ import httpx
 from loadtest.hostile.rest import counts
 from loadtest.options import BenchmarkParser
 from loadtest.report import publish
-from loadtest.served import Served, asked_by, load_row
+from loadtest.served import Served, load_records, load_row
 
 MIXTURE = ("Mixture", "Leaver")
 USERS = 8
 KV = 8192
 """Small, so that the pool's memory has all been touched when measuring begins."""
 DEADLINE = 60.0
-HELD = ("searches", "branches", "waiting", "kv_tokens")
+RESTING_COUNTS = ("searches", "branches", "waiting", "kv_tokens")
 
 
 async def soak(minutes: float, share: float) -> dict[str, Any]:
     """The whole document."""
     seconds = 60 * minutes
     with Served(kv_tokens=KV, prm_kv_tokens=KV) as served:
-        asked = asked_by(served.url, MIXTURE, max(5.0, seconds / 10), users=USERS)
-        rate = share * load_row(asked, DEADLINE)["offered_rps"]
+        capacity_records = load_records(served.url, MIXTURE, max(5.0, seconds / 10), users=USERS)
+        rate = share * load_row(capacity_records, DEADLINE)["offered_rps"]
         memory = [served.memory()]
         watch = asyncio.create_task(_watch(served, memory))
-        found = await asyncio.to_thread(asked_by, served.url, MIXTURE, seconds, rate=rate)
+        records = await asyncio.to_thread(load_records, served.url, MIXTURE, seconds, rate=rate)
         watch.cancel()
-        held = await _held(served.url)
+        residue = await _residue(served.url)
     fifth, tenth = max(1, len(memory) // 5), max(1, len(memory) // 10)
     start = statistics.median(memory[fifth : fifth + tenth])
     end = statistics.median(memory[-tenth:])
-    stayed = [one for one in found if one["status"] or one["key"] != "leaver"]
+    stayed = [record for record in records if record["status"] or record["key"] != "leaver"]
     return load_row(stayed, DEADLINE) | {
         "seconds": round(seconds),
-        "left": len(found) - len(stayed),
+        "left": len(records) - len(stayed),
         "memory_mb_start": round(start / 2**20, 1),
         "memory_mb_end": round(end / 2**20, 1),
         "memory_growth": round(end / start - 1, 4),
-        "held": held,
+        "held": residue,
     }
 
 
@@ -61,15 +61,15 @@ async def _watch(served: Served, memory: list[int]) -> None:
         memory.append(served.memory())
 
 
-async def _held(url: str) -> dict[str, float]:
+async def _residue(url: str) -> dict[str, float]:
     """What is not zero although nothing is under way; looked at until all is, or for a while."""
     until = time.monotonic() + 60
     async with httpx.AsyncClient(base_url=url, timeout=60) as http:
         while True:
             now = await counts(http)
-            found = {name: now[name] for name in HELD if now[name]}
-            if not found or time.monotonic() > until:
-                return found
+            residue = {name: now[name] for name in RESTING_COUNTS if now[name]}
+            if not residue or time.monotonic() > until:
+                return residue
             await asyncio.sleep(0.1)
 
 
@@ -78,9 +78,9 @@ def main() -> None:
     parser = BenchmarkParser("soak", __doc__)
     parser.add_argument("--minutes", type=float, default=20.0)
     parser.add_argument("--share", type=float, default=0.8, help="of the capacity")
-    wanted = parser.parse_args()
-    found = asyncio.run(soak(wanted.minutes, wanted.share))
-    publish(found | {"rows": [found]}, wanted.json, "A soak", tuple(found))
+    options = parser.parse_args()
+    report = asyncio.run(soak(options.minutes, options.share))
+    publish(report | {"rows": [report]}, options.json, "A soak", tuple(report))
 
 
 if __name__ == "__main__":

@@ -194,12 +194,12 @@ class Targets:
     def _step_seconds(self, checkpoint: Path) -> float:
         """Processor time of one decoded token of one sequence, the least of some."""
         decoding = Decoding(Forward(checkpoint, threads=self._threads), 1)
-        taken = []
+        seconds = []
         for _ in range(30):
             start = time.process_time()
             decoding.step()
-            taken.append(time.process_time() - start)
-        return min(taken)
+            seconds.append(time.process_time() - start)
+        return min(seconds)
 
 
 @dataclass(slots=True)
@@ -223,7 +223,7 @@ async def measure_cell(
     for number, item in enumerate(items_of(cell.task, "dev", limit, 0)):
         order = list(cell.kinds)[:: 1 if number % 2 == 0 else -1]
         for kind in order:
-            runs[kind].append(await _one(ways[kind], item, cell.spec))
+            runs[kind].append(await _run_question(ways[kind], item, cell.spec))
     rows = []
     for kind, part in itertools.product(cell.kinds, (GENERATOR, EVALUATOR)):
         rows.append(row_of(cell, kind, part, runs, target.forward.config.layers))
@@ -231,7 +231,7 @@ async def measure_cell(
     return rows
 
 
-async def _one(way: DraftedEngine, item: Item, spec: SearchSpec) -> SpeculativeRun:
+async def _run_question(way: DraftedEngine, item: Item, spec: SearchSpec) -> SpeculativeRun:
     way.start()
     outcome = await grow(way, item, Method(spec.policy, spec))
     return SpeculativeRun(outcome.digest, way.parts)
@@ -288,15 +288,15 @@ async def measure(
     cells: Sequence[SpeculativeCell], limit: int, threads: int, seconds: float, clock: str = "wall"
 ) -> dict[str, Any]:
     """The document. No cell is begun ``seconds`` after the start. ``clock``: one of CLOCKS."""
-    start, rows, left_out = time.perf_counter(), [], []
+    start, rows, skipped = time.perf_counter(), [], []
     with tempfile.TemporaryDirectory() as folder:
         targets = Targets(Path(folder), threads, CLOCKS[clock])
         for cell in cells:
             if time.perf_counter() - start > seconds:
-                left_out.append(f"{cell.task}, ratio {cell.cost_ratio:g}, {cell.thoughts} thoughts")
+                skipped.append(f"{cell.task}, ratio {cell.cost_ratio:g}, {cell.thoughts} thoughts")
                 continue
             rows += await measure_cell(cell, targets, limit, threads)
-    return {"rows": rows, "left_out": left_out, "clock": clock}
+    return {"rows": rows, "left_out": skipped, "clock": clock}
 
 
 def main() -> None:

@@ -76,11 +76,11 @@ class Conversation(NamedTuple):
 
     def body(self, model: str, **more: Any) -> dict[str, Any]:
         """A chat's request."""
-        named = {"name": "arguments", "schema": self.schema}
-        wanted = {"type": "json_schema", "json_schema": named}
+        schema_spec = {"name": "arguments", "schema": self.schema}
+        response_format = {"type": "json_schema", "json_schema": schema_spec}
         messages = [{"role": "user", "content": self.question[:400]}]
         body = {"model": model, "messages": messages, "seed": 1, "max_tokens": TOKENS}
-        return body | {"response_format": wanted} | more
+        return body | {"response_format": response_format} | more
 
 
 def suite(wheel: Path) -> list[Conversation]:
@@ -90,12 +90,12 @@ def suite(wheel: Path) -> list[Conversation]:
         for name in sorted(files.namelist()):
             if name.endswith(".json") and not any(word in name for word in NO_FUNCTIONS):
                 for line in files.read(name).decode().splitlines():
-                    for one in asked_in(line):
-                        distinct.setdefault(json.dumps(one.schema), one)
+                    for chat in chats_in(line):
+                        distinct.setdefault(json.dumps(chat.schema), chat)
     return [*distinct.values()]
 
 
-def asked_in(line: str) -> Iterator[Conversation]:
+def chats_in(line: str) -> Iterator[Conversation]:
     """What a line of a file asks for; a part of a document on several lines asks for nothing."""
     try:
         entry = json.loads(line)
@@ -113,7 +113,7 @@ def asked_in(line: str) -> Iterator[Conversation]:
 def renamed(part: Any) -> Any:
     """With JSON Schema's names of types."""
     if isinstance(part, list):
-        return [renamed(one) for one in part]
+        return [renamed(item) for item in part]
     if not isinstance(part, dict):
         return part
     return {
@@ -122,28 +122,28 @@ def renamed(part: Any) -> Any:
     }
 
 
-def compiled(asked: Sequence[Conversation]) -> tuple[dict[str, Any], list[Conversation]]:
+def compiled(chats: Sequence[Conversation]) -> tuple[dict[str, Any], list[Conversation]]:
     """The row, and those that compile."""
     good, refused, times = [], Counter[str](), []
-    for one in asked:
-        begun = time.perf_counter()
+    for chat in chats:
+        start = time.perf_counter()
         try:
-            must_compile(json.dumps(one.schema))
-            good.append(one)
+            must_compile(json.dumps(chat.schema))
+            good.append(chat)
         except SchemaRefused as error:
             refused[str(error)[:60]] += 1
-        times.append(1e3 * (time.perf_counter() - begun))
-    share = len(good) / len(asked)
+        times.append(1e3 * (time.perf_counter() - start))
+    share = len(good) / len(chats)
     result = f"{share:.1%} compiled"
-    row = {"part": "compiled", "schemas": len(asked), "compiled": len(good), "share": share}
+    row = {"part": "compiled", "schemas": len(chats), "compiled": len(good), "share": share}
     more = {"refused": dict(refused), "p50_ms": statistics.median(times), "most_ms": max(times)}
     return row | more | {"result": result}, good
 
 
-def spread(asked: Sequence[Conversation], count: int) -> list[Conversation]:
+def spread(chats: Sequence[Conversation], count: int) -> list[Conversation]:
     """So many of them, from all over the suite."""
-    count = min(count, len(asked))
-    return [asked[i * len(asked) // count] for i in range(count)]
+    count = min(count, len(chats))
+    return [chats[i * len(chats) // count] for i in range(count)]
 
 
 class Target(NamedTuple):
@@ -154,25 +154,25 @@ class Target(NamedTuple):
 
 
 async def each(
-    target: Target, asked: Sequence[Conversation], more: Callable[[], dict[str, Any]]
+    target: Target, chats: Sequence[Conversation], more: Callable[[], dict[str, Any]]
 ) -> list[httpx.Response]:
     """The answers, some at a time."""
     async with httpx.AsyncClient(base_url=target.url, timeout=SECONDS) as client:
 
-        async def one(ask: Conversation) -> httpx.Response:
-            body = ask.body(target.model, **more())
+        async def post(chat: Conversation) -> httpx.Response:
+            body = chat.body(target.model, **more())
             return await client.post("/v1/chat/completions", json=body)
 
-        return await side_by_side(one, asked, AT_ONCE)
+        return await side_by_side(post, chats, AT_ONCE)
 
 
-async def held_to(
-    part: str, target: Target, asked: Sequence[Conversation], more: dict[str, Any]
+async def validity_row(
+    part: str, target: Target, chats: Sequence[Conversation], more: dict[str, Any]
 ) -> dict[str, Any]:
     """The row of replies that are to fit their schemas."""
-    answers = await each(target, asked, lambda: more)
+    answers = await each(target, chats, lambda: more)
     counts: Counter[str] = Counter(dict.fromkeys(("stopped", "cut", "valid", "failed"), 0))
-    for one, answer in zip(asked, answers, strict=True):
+    for chat, answer in zip(chats, answers, strict=True):
         if answer.status_code != 200:
             counts["failed"] += 1
             say(f"{answer.status_code}: {answer.text[:300]}")
@@ -180,9 +180,9 @@ async def held_to(
         [choice] = answer.json()["choices"]
         counts["stopped" if choice["finish_reason"] == "stop" else "cut"] += 1
         if choice["finish_reason"] == "stop":
-            counts["valid"] += valid(one.schema, choice["message"]["content"])
+            counts["valid"] += valid(chat.schema, choice["message"]["content"])
     result = f"{counts['valid']} valid of {counts['stopped']} that ended, {counts['cut']} cut"
-    return {"part": part, "schemas": len(asked), **counts, "result": result}
+    return {"part": part, "schemas": len(chats), **counts, "result": result}
 
 
 def valid(schema: dict[str, Any], content: str) -> bool:
@@ -202,52 +202,52 @@ def within_range(number: str) -> float:
     return max(-sys.float_info.max, min(float(number), sys.float_info.max))
 
 
-async def same(asked: Sequence[Conversation]) -> dict[str, Any]:
+async def same(chats: Sequence[Conversation]) -> dict[str, Any]:
     """The row of replies under several set-ups."""
-    drawn: list[list[Any]] = []
+    replies: list[list[Any]] = []
     for name, settings in SET_UPS.items():
         with Served(**settings) as served:
             more = {"n": 3, "logprobs": True, "top_logprobs": 2, "max_tokens": 80}
-            answers = await each(Target(served.url, MODEL), asked, lambda more=more: more)
-        drawn.append([answer.raise_for_status().json()["choices"] for answer in answers])
+            answers = await each(Target(served.url, MODEL), chats, lambda more=more: more)
+        replies.append([answer.raise_for_status().json()["choices"] for answer in answers])
         say(f"set-up {name}")
-    first, *others = drawn
-    equal = sum(all(other[i] == first[i] for other in others) for i in range(len(asked)))
-    row = {"part": "same", "schemas": len(asked), "set_ups": [*SET_UPS], "equal": equal}
-    return row | {"result": f"{equal} of {len(asked)} equal under {len(SET_UPS)} set-ups"}
+    first, *others = replies
+    equal = sum(all(other[i] == first[i] for other in others) for i in range(len(chats)))
+    row = {"part": "same", "schemas": len(chats), "set_ups": [*SET_UPS], "equal": equal}
+    return row | {"result": f"{equal} of {len(chats)} equal under {len(SET_UPS)} set-ups"}
 
 
 async def cost(
-    target: Target, asked: Sequence[Conversation], turns: int, tokens: int
+    target: Target, chats: Sequence[Conversation], turns: int, tokens: int
 ) -> dict[str, Any]:
     """The row of what it costs."""
     free: dict[str, Any] = {"response_format": None, "ignore_eos": True}
     seeds = {"without": count(), "with": count()}  # each turn's are both sides'
 
-    async def drawn(side: str, more: dict[str, Any]) -> int:
+    async def draw(side: str, more: dict[str, Any]) -> int:
         answers = await each(
-            target, asked, lambda: more | {"max_tokens": tokens, "seed": next(seeds[side])}
+            target, chats, lambda: more | {"max_tokens": tokens, "seed": next(seeds[side])}
         )
         return sum(a.raise_for_status().json()["usage"]["completion_tokens"] for a in answers)
 
-    calls = {"without": lambda: drawn("without", free), "with": lambda: drawn("with", {})}
+    calls = {"without": lambda: draw("without", free), "with": lambda: draw("with", {})}
     await in_turns(calls, 1)  # warms up
     times = await in_turns(calls, turns)
     speeds = {side: times.rates(side) for side in calls}
     pairs = zip(speeds["with"], speeds["without"], strict=True)
     ratio = statistics.median(a / b for a, b in pairs)
     medians = {side: statistics.median(values) for side, values in speeds.items()}
-    row = {"part": "cost", "schemas": len(asked), "tokens": tokens, "tokens_a_second": medians}
+    row = {"part": "cost", "schemas": len(chats), "tokens": tokens, "tokens_a_second": medians}
     return row | {"ratio": ratio, "result": f"{ratio:.2f} of the tokens a second"}
 
 
-async def measure(model: str, asked: Sequence[Conversation], quick: bool) -> list[dict[str, Any]]:
+async def measure(model: str, chats: Sequence[Conversation], quick: bool) -> list[dict[str, Any]]:
     """A row a part."""
-    first, good = compiled(asked)
+    first, good = compiled(chats)
     plain, searched, few = (30, 5, 5) if quick else (400, 50, 40)
     parts: list[Callable[[Target], Awaitable[dict[str, Any]]]] = [
-        lambda at: held_to("plain", at, spread(good, plain), {}),
-        lambda at: held_to("searched", at, spread(good, searched), {"search": SEARCH}),
+        lambda at: validity_row("plain", at, spread(good, plain), {}),
+        lambda at: validity_row("searched", at, spread(good, searched), {"search": SEARCH}),
         lambda at: cost(at, spread(good, 16), 2 if quick else 9, 64),
     ]
     rows = [first]
@@ -266,8 +266,8 @@ def main() -> None:
     parser.add_argument("--suite", type=Path, default=SUITE, help="the wheel of bfcl-eval")
     parser.add_argument("--model", default=MODEL, help="what `hedgerow serve` serves by this name")
     options = parser.parse_args()
-    asked = suite(options.suite)
-    rows = asyncio.run(measure(options.model, asked, options.quick))
+    chats = suite(options.suite)
+    rows = asyncio.run(measure(options.model, chats, options.quick))
     publish({"rows": rows}, options.json, "replies under the schemas of BFCL", COLUMNS)
 
 

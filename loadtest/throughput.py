@@ -114,7 +114,7 @@ async def peak_of(
 
 async def time_pool(
     engines: EngineFactory,
-    found: Sequence[Results],
+    all_results: Sequence[Results],
     items: Sequence[Item],
     *,
     pool_tokens: int,
@@ -136,7 +136,7 @@ async def time_pool(
         calls = {
             (results.method.name, c, kind): partial(watch.run, engine, results, c, kind)
             for c in at_once
-            for results in found
+            for results in all_results
             for kind in ((LIVE, REPLAY) if replay and c == min(at_once) else (LIVE,))
         }
         times = await in_turns(calls, repeats, another=another)
@@ -155,18 +155,18 @@ class _Watch:
     async def run(self, engine: Engine, results: Results, at_once: int, kind: str) -> None:
         """All items by one method."""
         method = results.method
-        known = dict(zip(self.items, results.results, strict=False))
+        by_item = dict(zip(self.items, results.results, strict=False))
 
         def deciding(item: Item) -> PolicyOf:
-            noted = Decisions()
+            decisions = Decisions()
             if at_once == self.least:
-                self.decisions.setdefault(method.name, []).append(noted)
-            return noting(method.policy_of, noted, time.perf_counter)
+                self.decisions.setdefault(method.name, []).append(decisions)
+            return noting(method.policy_of, decisions, time.perf_counter)
 
         def repeating(item: Item) -> PolicyOf:
-            return replaying(method.policy_of, known[item].rounds)
+            return replaying(method.policy_of, by_item[item].rounds)
 
         policy_for = repeating if kind == REPLAY else deciding
-        grown = await grow_all(engine, self.items, method, at_once, policy_for)
-        digests = [outcome.digest for outcome in grown]
-        self.same_trees &= digests == [known[item].digest for item in self.items]
+        outcomes = await grow_all(engine, self.items, method, at_once, policy_for)
+        digests = [outcome.digest for outcome in outcomes]
+        self.same_trees &= digests == [by_item[item].digest for item in self.items]

@@ -20,20 +20,20 @@ class Times(Generic[K]):
     """Seconds of every repeat, by what was timed, and what each call gave."""
 
     seconds: dict[K, list[float]] = field(default_factory=dict)
-    given: dict[K, list[Any]] = field(default_factory=dict)
+    outputs: dict[K, list[Any]] = field(default_factory=dict)
 
     def median(self, what: K) -> float:
         """The median over the repeats."""
         return statistics.median(self.seconds[what])
 
-    def ratio(self, one: K, other: K) -> float:
+    def ratio(self, mine: K, base: K) -> float:
         """The median over the repeats of one's time over the other's, each pair of one repeat."""
-        pairs = zip(self.seconds[one], self.seconds[other], strict=True)
+        pairs = zip(self.seconds[mine], self.seconds[base], strict=True)
         return statistics.median(a / b for a, b in pairs)
 
     def rates(self, what: K) -> list[float]:
         """A second, of calls that give amounts; by repeat."""
-        pairs = zip(self.given[what], self.seconds[what], strict=True)
+        pairs = zip(self.outputs[what], self.seconds[what], strict=True)
         return [amount / seconds for amount, seconds in pairs]
 
 
@@ -57,9 +57,9 @@ async def in_turns(
         order = list(calls) if repeat % 2 == 0 else list(calls)[::-1]
         for what in order:
             start = clock()
-            given = calls[what]()
-            if inspect.isawaitable(given):
-                given = await given
+            output = calls[what]()
+            if inspect.isawaitable(output):
+                output = await output
             times.seconds[what].append(clock() - start)
-            times.given[what].append(given)
+            times.outputs[what].append(output)
     return times

@@ -51,7 +51,7 @@ STAGES: dict[str, tuple[Stage, Check, int, int]] = {
 """What a stage does, what must come of it, and how often it does so: at length and quickly."""
 
 
-TOLD = ("requests", "broken")
+PLACED_FACTS = ("requests", "broken")
 """Of what a stage found, what its row has elsewhere."""
 COLUMNS = ("kind", "cases", "broken", "found", "seconds")
 
@@ -65,29 +65,29 @@ def measure(folder: Path, names: list[str], quick: bool) -> list[dict[str, Any]]
         if not count or (name == "real_wires" and not PYTHON.is_file()):
             continue
         say(f"{name}: {count}")
-        begun, kept = time.monotonic(), StageHistory(folder, name)
-        history = stage(kept, count)
-        rows.append(row(name, check(history, kept.facts)))
-        rows[-1]["seconds"] = round(time.monotonic() - begun)
+        start, store = time.monotonic(), StageHistory(folder, name)
+        history = stage(store, count)
+        rows.append(row(name, check(history, store.facts)))
+        rows[-1]["seconds"] = round(time.monotonic() - start)
     return rows
 
 
-def row(stage: str, found: dict[str, Any]) -> dict[str, Any]:
+def row(stage: str, facts: dict[str, Any]) -> dict[str, Any]:
     """What a stage found. ``broken``: how often each promise was, by name, or "nothing"; ``wrong``:
     pairs with unlike trees, and trees that are not what is billed."""
-    counts = Counter(found["broken"])
+    counts = Counter(facts["broken"])
     return {
         "kind": stage,
-        "cases": found["requests"],
+        "cases": facts["requests"],
         "errors_5xx": counts["undocumented_5xx"],
         "engine_deaths": counts["engine_deaths"],
         "hung": counts["hung"] + counts["half_bodies_without_an_end"],
         "over_places": counts["searches_over_max_running"],
-        "gone_p99_ms": found.get("gone_p99_ms"),
+        "gone_p99_ms": facts.get("gone_p99_ms"),
         "lost": counts["lost"],
         "wrong": counts["digests_differ"] + counts["billed_is_not_drawn"],
         "broken": {name: times for name, times in counts.items() if times} or "nothing",
-        "found": {name: value for name, value in found.items() if name not in TOLD},
+        "found": {name: value for name, value in facts.items() if name not in PLACED_FACTS},
     }
 
 

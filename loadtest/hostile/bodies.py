@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from loadtest.hostile.history import HUNG, Asked, StageHistory, checked
-from loadtest.hostile.rest import held, more
+from loadtest.hostile.rest import counts_at_rest, more
 from loadtest.searches import side_by_side
 from loadtest.served import Served
 
@@ -52,15 +52,15 @@ def body(number: int) -> bytes:
     text = json.dumps(GOOD[path])
     for _ in range(dice.choice((1, 1, 1, 2, 3))):
         text = _bent(text, dice)
-    sent = text.encode(errors="replace")
+    content = text.encode(errors="replace")
     if dice.random() < 0.1:
-        sent = bytes(dice.randrange(256) for _ in range(dice.randrange(200)))
+        content = bytes(dice.randrange(256) for _ in range(dice.randrange(200)))
     kind = dice.choice(("application/json",) * 9 + ("text/plain",))
     head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: {kind}\r\nconnection: close\r\n"
-    size = f"content-length: {len(sent)}\r\n\r\n"
+    size = f"content-length: {len(content)}\r\n\r\n"
     if dice.random() < 0.1:
-        return _bent_head(head, size, sent, dice)
-    return (head + size).encode() + sent
+        return _bent_head(head, size, content, dice)
+    return (head + size).encode() + content
 
 
 def _bent(text: str, dice: random.Random) -> str:
@@ -75,28 +75,30 @@ def _bent(text: str, dice: random.Random) -> str:
     return text[: dice.randrange(len(text) + 1)]
 
 
-def _bent_head(head: str, size: str, sent: bytes, dice: random.Random) -> bytes:
+def _bent_head(head: str, size: str, content: bytes, dice: random.Random) -> bytes:
     bends = (
-        (head.replace("HTTP/1.1", "HTTP/9.9") + size).encode() + sent,
-        (head + "transfer-encoding: chunked\r\n" + size).encode() + sent,
-        (head + "content-length: 5\r\n\r\n").encode() + sent,
-        (head + "content-length: -5\r\n\r\n").encode() + sent,
-        (head + "a: " + "x" * 70_000 + "\r\n" + size).encode() + sent,
-        (head.replace("\r\n", "\n") + size).encode() + sent,
-        b"\x00\x16\x03\x01" + sent,
+        (head.replace("HTTP/1.1", "HTTP/9.9") + size).encode() + content,
+        (head + "transfer-encoding: chunked\r\n" + size).encode() + content,
+        (head + "content-length: 5\r\n\r\n").encode() + content,
+        (head + "content-length: -5\r\n\r\n").encode() + content,
+        (head + "a: " + "x" * 70_000 + "\r\n" + size).encode() + content,
+        (head.replace("\r\n", "\n") + size).encode() + content,
+        b"\x00\x16\x03\x01" + content,
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
     )
     return dice.choice(bends)
 
 
-async def send(port: int, name: str, sent: bytes, patience: float = PATIENCE, **how: Any) -> Asked:
+async def send(
+    port: int, name: str, request: bytes, patience: float = PATIENCE, **how: Any
+) -> Asked:
     """Bytes on a connection of their own, and their end, for which it waits so many seconds;
     ``how``: of ``asyncio.open_connection``."""
     try:
         async with asyncio.timeout(patience):
             reader, writer = await asyncio.open_connection("127.0.0.1", port, **how)
             try:
-                writer.write(sent)
+                writer.write(request)
                 answer = await reader.read()
             except ConnectionError:
                 answer = b""
@@ -104,28 +106,28 @@ async def send(port: int, name: str, sent: bytes, patience: float = PATIENCE, **
                 writer.close()
     except TimeoutError:
         return Asked(name, HUNG)
-    found = re.match(rb"HTTP/1\.\d (\d+)", answer)
-    status = int(found[1]) if found else 0
+    match = re.match(rb"HTTP/1\.\d (\d+)", answer)
+    status = int(match[1]) if match else 0
     error = re.search(rb'"code": ?"(\w+)"', answer)
     by_http = b"Invalid HTTP request" in answer  # uvicorn's own words, before any request
     return Asked(name, status, "no_http" if by_http else (error[1].decode() if error else ""))
 
 
-def bad_bodies(kept: StageHistory, count: int, chunk: int = 500) -> list[Asked]:
+def bad_bodies(store: StageHistory, count: int, chunk: int = 500) -> list[Asked]:
     """So many of them, 16 at once. Notes how many engines died of them, and memory."""
-    history = kept.read()
+    history = store.read()
     if len(history) >= count:
         return history
     with Served(body_idle_seconds=2.0) as served:
         asyncio.run(_some(served.url, range(-chunk, 0)))  # whatever grows once, has
-        base = asyncio.run(held(served))
+        base = asyncio.run(counts_at_rest(served))
         engine = served.engine
         for begin in range(len(history), count, chunk):
-            found = asyncio.run(_some(served.url, range(begin, min(begin + chunk, count))))
-            history += found
-            kept.add(found)
-            now, facts = asyncio.run(held(served, base)), kept.facts
-            kept.note(
+            batch = asyncio.run(_some(served.url, range(begin, min(begin + chunk, count))))
+            history += batch
+            store.add(batch)
+            now, facts = asyncio.run(counts_at_rest(served, base)), store.facts
+            store.note(
                 engine_deaths=facts.get("engine_deaths", 0) + int(served.engine != engine),
                 held_more=more(now, base),
                 mb=[facts.get("mb", [base["mb"]])[0], now["mb"]],
@@ -141,6 +143,6 @@ async def _some(url: str, numbers: range) -> list[Asked]:
 
 def checked_bodies(history: Sequence[Asked], facts: dict[str, Any]) -> dict[str, Any]:
     """Each has an end, none is the server's fault, and nothing stays."""
-    found = checked(history, answers=False)
+    counts = checked(history, answers=False)
     broken = {"engine_deaths": facts["engine_deaths"], **facts["held_more"]}
-    return found | {"mb": facts["mb"], "broken": found["broken"] | broken}
+    return counts | {"mb": facts["mb"], "broken": counts["broken"] | broken}

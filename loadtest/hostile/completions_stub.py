@@ -37,10 +37,10 @@ class CompletionsStub(Stub):
             case _:
                 return [b"{}"]
 
-    def _completed(self, asked: dict[str, Any]) -> dict[str, Any]:
-        prompt = asked["prompt"]
+    def _completed(self, request: dict[str, Any]) -> dict[str, Any]:
+        prompt = request["prompt"]
         prompts = prompt if isinstance(prompt[0], list) else [prompt]
-        choices = [self._choice(asked, ids) | {"index": at} for at, ids in enumerate(prompts)]
+        choices = [self._choice(request, ids) | {"index": at} for at, ids in enumerate(prompts)]
         usage: dict[str, Any] = {
             "prompt_tokens": len(prompt),
             "prompt_tokens_details": {"cached_tokens": 0},
@@ -48,32 +48,32 @@ class CompletionsStub(Stub):
         usage["completion_tokens"] = sum(choice.pop("drawn") for choice in choices)
         return {"choices": choices, "usage": usage}
 
-    def _only(self, held: dict[str, Any]) -> list[int]:
+    def _only(self, constraint: dict[str, Any]) -> list[int]:
         """The one thing that a schema allows, a byte a token, and the end."""
-        schema = held["json"] if "json" in held else held["json_schema"]["schema"]
-        said = json.dumps(schema["const"]).encode()
-        return [*(self._pieces.index(bytes([byte])) for byte in said), self._end]
+        schema = constraint["json"] if "json" in constraint else constraint["json_schema"]["schema"]
+        text = json.dumps(schema["const"]).encode()
+        return [*(self._pieces.index(bytes([byte])) for byte in text), self._end]
 
-    def _choice(self, asked: dict[str, Any], ids: list[int]) -> dict[str, Any]:
+    def _choice(self, request: dict[str, Any], ids: list[int]) -> dict[str, Any]:
         self._draws += 1
-        seed = asked.get("seed", 0) if self.seeds else self._draws
-        drawn, stopped = self.draw(ids, seed, asked["max_tokens"], asked.get("stop", ()))
-        if self.grammar is not None and self.grammar in asked:
-            drawn, stopped = self._only(asked[self.grammar]), True
-        tops = [{f"token_id:{token}": LOGPROB} for token in drawn]
-        if verdicts := asked.get("logprob_token_ids"):
+        seed = request.get("seed", 0) if self.seeds else self._draws
+        tokens, stopped = self.draw(ids, seed, request["max_tokens"], request.get("stop", ()))
+        if self.grammar is not None and self.grammar in request:
+            tokens, stopped = self._only(request[self.grammar]), True
+        tops = [{f"token_id:{token}": LOGPROB} for token in tokens]
+        if verdicts := request.get("logprob_token_ids"):
             good = min(max(share(ids), 1e-6), 1 - 1e-6)
             odds = [math.log(good), math.log(1 - good)]
             tops[0] |= {f"token_id:{t}": p for t, p in zip(verdicts, odds, strict=True)}
-        told = drawn[:-1] if self.trims and stopped else drawn
+        visible = tokens[:-1] if self.trims and stopped else tokens
         choice = {
-            "drawn": len(drawn),
-            "text": b"".join(self._pieces[token] for token in told).decode(errors="replace"),
-            "token_ids": drawn,
+            "drawn": len(tokens),
+            "text": b"".join(self._pieces[token] for token in visible).decode(errors="replace"),
+            "token_ids": tokens,
             "finish_reason": "stop" if stopped else "length",
             "logprobs": {
-                "tokens": [f"token_id:{token}" for token in drawn],
-                "token_logprobs": [LOGPROB] * len(drawn),
+                "tokens": [f"token_id:{token}" for token in tokens],
+                "token_logprobs": [LOGPROB] * len(tokens),
                 "top_logprobs": tops,
             },
             "prompt_logprobs": [None]

@@ -16,7 +16,7 @@ import httpx
 
 from loadtest.hostile.bodies import send
 from loadtest.hostile.history import HUNG, Asked, StageHistory
-from loadtest.hostile.rest import held, more
+from loadtest.hostile.rest import counts_at_rest, more
 from loadtest.served import Served
 
 CHAT = "/v1/chat/completions"
@@ -49,46 +49,46 @@ MB = 100.0
 
 async def small(http: httpx.AsyncClient, name: str) -> Asked:
     """A request as others send it, meanwhile."""
-    begun = time.monotonic()
+    start = time.monotonic()
     try:
         answer = await http.post(CHAT, json=SMALL)
     except httpx.TimeoutException:
-        return Asked(name, HUNG, seconds=time.monotonic() - begun)
+        return Asked(name, HUNG, seconds=time.monotonic() - start)
     error = "" if answer.is_success else answer.json()["error"]["code"]
-    return Asked(name, answer.status_code, error, seconds=time.monotonic() - begun)
+    return Asked(name, answer.status_code, error, seconds=time.monotonic() - start)
 
 
-def half_bodies(kept: StageHistory, count: int) -> list[Asked]:
+def half_bodies(store: StageHistory, count: int) -> list[Asked]:
     """So many connections at once with half a body each, of few addresses, and small requests
     among them."""
 
     def run() -> list[Asked]:
         with Served(body_idle_seconds=IDLE_SECONDS) as served:
-            base = asyncio.run(held(served))
-            found = asyncio.run(_half_bodies(served.url, count))
-            kept.note(held_more=more(asyncio.run(held(served, base)), base))
-        return found
+            base = asyncio.run(counts_at_rest(served))
+            history = asyncio.run(_half_bodies(served.url, count))
+            store.note(held_more=more(asyncio.run(counts_at_rest(served, base)), base))
+        return history
 
-    return kept.once(run)
+    return store.once(run)
 
 
 async def _half_bodies(url: str, count: int) -> list[Asked]:
     port = int(url.rpartition(":")[2])
     head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
-    sent = f'{head}content-length: 400\r\n\r\n{{"model": '.encode()
+    request = f'{head}content-length: 400\r\n\r\n{{"model": '.encode()
     over = asyncio.Event()
 
     async def half(number: int) -> Asked:
         address = f"127.0.0.{2 + number % 4}", 0
-        return await send(port, "half", sent, PATIENCE, local_addr=address)
+        return await send(port, "half", request, PATIENCE, local_addr=address)
 
     async def others() -> list[Asked]:
-        asked = []
+        replies = []
         async with httpx.AsyncClient(base_url=url, timeout=PATIENCE) as http:
             while not over.is_set():
-                asked.append(await small(http, "whole"))
+                replies.append(await small(http, "whole"))
                 await asyncio.sleep(0.1)
-        return asked
+        return replies
 
     meanwhile = asyncio.create_task(others())
     halves = await asyncio.gather(*map(half, range(count)))
@@ -98,35 +98,35 @@ async def _half_bodies(url: str, count: int) -> list[Asked]:
 
 def checked_halves(history: Sequence[Asked], facts: dict[str, Any]) -> dict[str, Any]:
     """Half bodies are refused, and nobody else is."""
-    halves = [one for one in history if one.sent == "half"]
-    whole = [one for one in history if one.sent == "whole"]
+    halves = [entry for entry in history if entry.sent == "half"]
+    whole = [entry for entry in history if entry.sent == "whole"]
     broken = {
-        "half_bodies_without_an_end": sum(one.status == HUNG for one in halves),
-        "half_bodies_answered": sum(one.status not in (0, 408, 429) for one in halves),
-        "others_refused": sum(one.status != httpx.codes.OK for one in whole),
+        "half_bodies_without_an_end": sum(entry.status == HUNG for entry in halves),
+        "half_bodies_answered": sum(entry.status not in (0, 408, 429) for entry in halves),
+        "others_refused": sum(entry.status != httpx.codes.OK for entry in whole),
         **facts["held_more"],
     }
     return {
         "requests": len(halves),
         "others": len(whole),
-        "others_slowest": round(max(one.seconds for one in whole), 3),
+        "others_slowest": round(max(entry.seconds for entry in whole), 3),
         "broken": broken,
     }
 
 
-def big_bodies(kept: StageHistory, rounds: int) -> list[Asked]:
+def big_bodies(store: StageHistory, rounds: int) -> list[Asked]:
     """So many times four of the largest bodies at once, and a small request behind them."""
 
     def run() -> list[Asked]:
         with Served() as served:
             asyncio.run(_big_bodies(served.url, 1))  # whatever grows once, has
-            base = asyncio.run(held(served))
-            found, alone = asyncio.run(_big_bodies(served.url, rounds))
-            after = asyncio.run(held(served, base))
-            kept.note(alone=alone, held_more=more(after, base), mb=[base["mb"], after["mb"]])
-        return found
+            base = asyncio.run(counts_at_rest(served))
+            history, alone = asyncio.run(_big_bodies(served.url, rounds))
+            after = asyncio.run(counts_at_rest(served, base))
+            store.note(alone=alone, held_more=more(after, base), mb=[base["mb"], after["mb"]])
+        return history
 
-    return kept.once(run)
+    return store.once(run)
 
 
 async def _big_bodies(url: str, rounds: int) -> tuple[list[Asked], float]:
@@ -137,8 +137,8 @@ async def _big_bodies(url: str, rounds: int) -> tuple[list[Asked], float]:
         with closing(HTTPConnection(url.removeprefix("http://"), timeout=PATIENCE)) as connection:
             connection.request("POST", CHAT, text, form)
             answer = connection.getresponse()
-            said = json.loads(answer.read())
-        return Asked("big", answer.status, said.get("error", {}).get("code", ""))
+            reply = json.loads(answer.read())
+        return Asked("big", answer.status, reply.get("error", {}).get("code", ""))
 
     dice = random.Random(0)
     async with httpx.AsyncClient(base_url=url, timeout=PATIENCE) as http:
@@ -146,8 +146,8 @@ async def _big_bodies(url: str, rounds: int) -> tuple[list[Asked], float]:
         alone = statistics.median([(await small(http, "alone")).seconds for _ in range(15)])
         history: list[Asked] = []
         for _ in range(rounds):
-            chosen = dice.sample(texts, AT_ONCE)
-            under_way = [asyncio.create_task(asyncio.to_thread(big, text)) for text in chosen]
+            batch = dice.sample(texts, AT_ONCE)
+            under_way = [asyncio.create_task(asyncio.to_thread(big, text)) for text in batch]
             await asyncio.sleep(dice.uniform(0.0, 0.2))
             history.append(await small(http, "behind"))
             history += await asyncio.gather(*under_way)
@@ -156,15 +156,15 @@ async def _big_bodies(url: str, rounds: int) -> tuple[list[Asked], float]:
 
 def checked_big(history: Sequence[Asked], facts: dict[str, Any]) -> dict[str, Any]:
     """Who comes behind them does not wait for them, and memory comes back."""
-    big = [one for one in history if one.sent == "big"]
-    behind = [one for one in history if one.sent == "behind"]
-    ratio = statistics.median(one.seconds for one in behind) / facts["alone"]
-    grown = facts["mb"][1] - facts["mb"][0]
+    big = [entry for entry in history if entry.sent == "big"]
+    behind = [entry for entry in history if entry.sent == "behind"]
+    ratio = statistics.median(entry.seconds for entry in behind) / facts["alone"]
+    growth = facts["mb"][1] - facts["mb"][0]
     broken = {
-        "big_bodies_not_refused": sum(one.status not in (400, 413) for one in big),
-        "others_refused": sum(one.status != httpx.codes.OK for one in behind),
+        "big_bodies_not_refused": sum(entry.status not in (400, 413) for entry in big),
+        "others_refused": sum(entry.status != httpx.codes.OK for entry in behind),
         "others_slower": ratio > SLOWER,
-        "memory_kept": grown > MB,
+        "memory_kept": growth > MB,
         **facts["held_more"],
     }
     return {

@@ -41,25 +41,27 @@ def checked(history: Sequence[Asked], *, answers: bool = True) -> dict[str, Any]
     ``answers``: every request is a whole one, so a connection may not end without an answer.
     """
     digests: defaultdict[str, set[str]] = defaultdict(set)
-    whole = [one for one in history if one.digest and not one.deadline]
-    for one in whole:
-        digests[one.sent].add(one.digest)
-    repeats = Counter(one.sent for one in whole)
+    whole = [entry for entry in history if entry.digest and not entry.deadline]
+    for entry in whole:
+        digests[entry.sent].add(entry.digest)
+    repeats = Counter(entry.sent for entry in whole)
     broken = {
         "undocumented_5xx": sum(
-            one.status >= 500 and one.status not in DOCUMENTED for one in history
+            entry.status >= 500 and entry.status not in DOCUMENTED for entry in history
         ),
-        "untyped_errors": sum(one.status >= 400 and not one.error for one in history),
-        "hung": sum(one.status == HUNG for one in history),
-        "lost": sum(one.status == 0 for one in history) if answers else 0,
-        "digests_differ": sum(len(found) > 1 for found in digests.values()),
-        "billed_is_not_drawn": sum(one.billed != one.drawn for one in history if one.drawn >= 0),
+        "untyped_errors": sum(entry.status >= 400 and not entry.error for entry in history),
+        "hung": sum(entry.status == HUNG for entry in history),
+        "lost": sum(entry.status == 0 for entry in history) if answers else 0,
+        "digests_differ": sum(len(variants) > 1 for variants in digests.values()),
+        "billed_is_not_drawn": sum(
+            entry.billed != entry.drawn for entry in history if entry.drawn >= 0
+        ),
     }
     return {
         "requests": len(history),
-        "statuses": dict(sorted(Counter(one.status for one in history).items())),
+        "statuses": dict(sorted(Counter(entry.status for entry in history).items())),
         "pairs": sum(count - 1 for count in repeats.values()),
-        "cut_by_deadline": sum(one.deadline for one in history),
+        "cut_by_deadline": sum(entry.deadline for entry in history),
         "broken": {name: count for name, count in broken.items() if count},
     }
 
@@ -87,11 +89,11 @@ class StageHistory:
             self.add(history)
         return history
 
-    def add(self, asked: Iterable[Asked]) -> None:
+    def add(self, entries: Iterable[Asked]) -> None:
         """More of it."""
         with self._history.open("a") as file:
-            for one in asked:
-                file.write(json.dumps(asdict(one)) + "\n")
+            for entry in entries:
+                file.write(json.dumps(asdict(entry)) + "\n")
 
     @property
     def facts(self) -> dict[str, Any]:

@@ -117,7 +117,7 @@ class StreamEnd:
             self.steps, self.digest = self._hash.hexdigest(), str(data["tree_digest"])
 
 
-def asked(number: int, deadline: float) -> dict[str, Any]:
+def search_body(number: int, deadline: float) -> dict[str, Any]:
     """The body of the search of that number."""
     questions = TASKS[TASK].questions("test", 100)
     search = {"policy": "rebase", "width": 8, "seed": number, "deadline_ms": round(1000 * deadline)}
@@ -130,12 +130,14 @@ async def streamed(
     """The searches of these numbers, so many at once; ``seconds`` from sending to the end."""
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=url, timeout=PATIENCE, limits=limits) as http:
-        return await side_by_side(lambda number: _one(http, number, deadline), numbers, at_once)
+        return await side_by_side(
+            lambda number: _stream_search(http, number, deadline), numbers, at_once
+        )
 
 
-async def _one(http: httpx.AsyncClient, number: int, deadline: float) -> StreamEnd:
-    end, body, heard = StreamEnd(number), asked(number, deadline), 0
-    begun = time.monotonic()
+async def _stream_search(http: httpx.AsyncClient, number: int, deadline: float) -> StreamEnd:
+    end, body, next_id = StreamEnd(number), search_body(number, deadline), 0
+    start = time.monotonic()
     try:
         async with aconnect_sse(http, "POST", "/v1/search", json=body) as stream:
             if stream.response.is_error:
@@ -145,11 +147,11 @@ async def _one(http: httpx.AsyncClient, number: int, deadline: float) -> StreamE
                 async for event in stream.aiter_sse():
                     if not event.data:  # a heartbeat
                         continue
-                    end.cut |= event.id != str(heard)
-                    heard += 1
+                    end.cut |= event.id != str(next_id)
+                    next_id += 1
                     end.hear(event.event, json.loads(event.data))
                 end.cut |= not end.steps
     except (httpx.HTTPError, SSEError) as error:
         end.error = end.error or type(error).__name__
-    end.seconds = time.monotonic() - begun
+    end.seconds = time.monotonic() - start
     return end

@@ -18,7 +18,7 @@ from loadtest.report import say
 
 MARK = "KILLED_STARTS"
 """In the environment of all processes of a start, by which they are found."""
-LEFT_SECONDS = 10.0
+GONE_SECONDS = 10.0
 UP_SECONDS = 600.0
 """For a start to come to its end."""
 AFTER_SECONDS = 5.0
@@ -34,11 +34,11 @@ info = {"internal_states": [{"effective_max_running_requests_per_dp": 8}], "cont
         "max_total_num_tokens": 4096, "disable_cuda_graph": True}
 class Answer(BaseHTTPRequestHandler):
     def do_GET(self):
-        said = json.dumps(info).encode()
+        body = json.dumps(info).encode()
         self.send_response(200)
-        self.send_header("content-length", str(len(said)))
+        self.send_header("content-length", str(len(body)))
         self.end_headers()
-        self.wfile.write(said)
+        self.wfile.write(body)
     do_POST = do_GET
     def log_message(self, *_):
         pass
@@ -62,12 +62,12 @@ def python_that(folder: Path, code: str) -> Path:
 
 def marked(mark: str) -> list[int]:
     """The processes of a start."""
-    found = []
+    pids = []
     for folder in Path("/proc").iterdir():
         with suppress(OSError):
             if f"{MARK}={mark}".encode() in (folder / "environ").read_bytes():
-                found.append(int(folder.name))
-    return found
+                pids.append(int(folder.name))
+    return pids
 
 
 class Start:
@@ -76,7 +76,7 @@ class Start:
     def __init__(self, python: Path) -> None:
         self.mark = uuid.uuid4().hex
         self.ready = Event()
-        given = {
+        environment = {
             "HEDGEROW_ENGINE": "sglang",
             "HEDGEROW_LAUNCH": "true",
             "HEDGEROW_LAUNCH_PYTHON": str(python),
@@ -88,7 +88,7 @@ class Start:
         }
         self._process = subprocess.Popen(
             [sys.executable, "-m", "cli", "serve", "--port", "0"],
-            env=os.environ | given,
+            env=os.environ | environment,
             stderr=subprocess.PIPE,
             text=True,
         )
@@ -106,29 +106,29 @@ class Start:
         """Seconds until nothing of it is left, LEFT_SECONDS at most."""
         self._process.kill()
         self._process.wait()
-        begun = time.monotonic()
-        while marked(self.mark) and time.monotonic() - begun < LEFT_SECONDS:
+        start = time.monotonic()
+        while marked(self.mark) and time.monotonic() - start < GONE_SECONDS:
             time.sleep(0.05)
-        return time.monotonic() - begun
+        return time.monotonic() - start
 
 
 def killed_starts(python: Path | None, folder: Path, kills: int) -> dict[str, Any]:
     """Starts that are killed at random moments of the time that a whole one took, and a while after
     it; then a whole one. Without ``python`` of SGLang's environment a stub is started."""
     python, dice = python or python_that(folder, SERVER), random.Random(0)
-    begun = time.monotonic()
+    run_start = time.monotonic()
     start = Start(python)
     failed = int(not start.ready.wait(UP_SECONDS))
-    took = time.monotonic() - begun
-    slowest, left = start.kill(), len(marked(start.mark))
-    say(f"a start takes {took:.0f} s")
+    start_seconds = time.monotonic() - run_start
+    slowest, survivors = start.kill(), len(marked(start.mark))
+    say(f"a start takes {start_seconds:.0f} s")
     for number in range(1, kills):
         start = Start(python)
-        start.ready.wait(dice.uniform(0.0, took))
+        start.ready.wait(dice.uniform(0.0, start_seconds))
         if start.ready.is_set():
             time.sleep(dice.uniform(0.0, AFTER_SECONDS))
         slowest = max(slowest, start.kill())
-        left += _end(start.mark)
+        survivors += _end(start.mark)
         say(f"killed {number + 1} of {kills}, the slowest gone after {slowest:.1f} s")
     last = Start(python)
     failed += int(not last.ready.wait(UP_SECONDS))
@@ -136,17 +136,17 @@ def killed_starts(python: Path | None, folder: Path, kills: int) -> dict[str, An
     return {
         "row": "hedgerow",
         "kills": kills,
-        "left": left + _end(last.mark),
+        "left": survivors + _end(last.mark),
         "failed": failed,
         "gone_seconds": round(slowest, 1),
-        "seconds": round(time.monotonic() - begun, 1),
+        "seconds": round(time.monotonic() - run_start, 1),
     }
 
 
 def _end(mark: str) -> int:
     """How many are left, which are ended."""
-    left = marked(mark)
-    for pid in left:
+    pids = marked(mark)
+    for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    return len(left)
+    return len(pids)

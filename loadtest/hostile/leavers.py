@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 
 from loadtest.hostile.history import Asked, StageHistory
-from loadtest.hostile.rest import counts, held, more
+from loadtest.hostile.rest import counts, counts_at_rest, more
 from loadtest.searches import side_by_side
 from loadtest.served import Served
 from models.tasks import TASKS
@@ -27,7 +27,7 @@ MAX_RUNNING = 4
 AT_ONCE = 24
 CHOICES = 4
 """Of every plain request, each a reply of its own in the server's count."""
-LEFT = 499
+CLIENT_GONE = 499
 """The status of a request whose client is gone, as nginx has it."""
 GONE_SECONDS = 1.0
 PATIENCE = 15.0
@@ -48,11 +48,11 @@ class Ends:
 
     at: dict[str, float] = field(default_factory=dict)
 
-    def heard(self, line: str) -> None:
+    def note_line(self, line: str) -> None:
         """A line of its log."""
         if '"hedgerow.access"' in line:
-            said = json.loads(line)
-            self.at[said["request_id"]] = datetime.fromisoformat(said["time"]).timestamp()
+            entry = json.loads(line)
+            self.at[entry["request_id"]] = datetime.fromisoformat(entry["time"]).timestamp()
 
 
 def request(number: int) -> tuple[str, bytes]:
@@ -71,22 +71,22 @@ async def leave(port: int, number: int) -> float:
     """Ask, and leave: with most of the body sent, or at some moment after it. When it left."""
     dice = random.Random(-number - 1)
     path, body = request(number)
-    sent = body[: dice.randrange(len(body))] if dice.random() < 0.15 else body
+    part = body[: dice.randrange(len(body))] if dice.random() < 0.15 else body
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
     head += f"x-request-id: leaver-{number}\r\ncontent-length: {len(body)}\r\n\r\n"
-    writer.write(head.encode() + sent)
+    writer.write(head.encode() + part)
     await writer.drain()
-    if sent != body or dice.random() < 0.95:
+    if part != body or dice.random() < 0.95:
         await asyncio.sleep(10 ** dice.uniform(-3.5, 0.3))
     else:
         await reader.read(1)  # with the first byte of the answer
     if dice.random() < 0.5:  # with a reset instead of a farewell
         linger = struct.pack("ii", 1, 0)
         writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
-    left = time.time()
+    moment = time.time()
     writer.close()
-    return left
+    return moment
 
 
 async def crowd(served: Served, numbers: Sequence[int], ends: Ends) -> tuple[list[Asked], float]:
@@ -107,56 +107,56 @@ async def crowd(served: Served, numbers: Sequence[int], ends: Ends) -> tuple[lis
                 await asyncio.sleep(LOOK_SECONDS)
 
     watching = asyncio.create_task(watch())
-    left = await side_by_side(lambda number: leave(port, number), numbers, AT_ONCE)
-    await _until_heard(numbers, ends)
+    moments = await side_by_side(lambda number: leave(port, number), numbers, AT_ONCE)
+    await _wait_for_ends(numbers, ends)
     watching.cancel()
     await asyncio.wait([watching])
     return [
-        Asked(request(number)[0], LEFT, "left", seconds=ends.at[f"leaver-{number}"] - at)
-        for number, at in zip(numbers, left, strict=True)
+        Asked(request(number)[0], CLIENT_GONE, "left", seconds=ends.at[f"leaver-{number}"] - at)
+        for number, at in zip(numbers, moments, strict=True)
         if ends.at.get(f"leaver-{number}", 0.0) > at
     ], most
 
 
-async def _until_heard(numbers: Sequence[int], ends: Ends) -> None:
+async def _wait_for_ends(numbers: Sequence[int], ends: Ends) -> None:
     """A second longer than nothing new is heard of, PATIENCE at most."""
-    known, since, until = -1, time.monotonic(), time.monotonic() + PATIENCE
+    last_count, since, until = -1, time.monotonic(), time.monotonic() + PATIENCE
     while time.monotonic() < min(until, since + 1.0):
-        heard = sum(f"leaver-{number}" in ends.at for number in numbers)
-        if heard != known:
-            known, since = heard, time.monotonic()
+        count = sum(f"leaver-{number}" in ends.at for number in numbers)
+        if count != last_count:
+            last_count, since = count, time.monotonic()
         await asyncio.sleep(0.05)
 
 
-def leavers(kept: StageHistory, count: int, chunk: int = 200) -> list[Asked]:
+def leavers(store: StageHistory, count: int, chunk: int = 200) -> list[Asked]:
     """So many that left while something was done for them."""
-    history = kept.read()
+    history = store.read()
     if len(history) >= count:
         return history
-    ends, facts = Ends(), kept.facts
+    ends, facts = Ends(), store.facts
     begin = facts.get("asked", 0)
     settings = {"max_running": MAX_RUNNING, "log_format": "json", "kv_tokens": 16384}
-    with Served(heard=ends.heard, **settings) as served:
+    with Served(heard=ends.note_line, **settings) as served:
         asyncio.run(crowd(served, range(-2 * AT_ONCE, 0), ends))  # whatever grows once, has
-        base = asyncio.run(held(served))
+        base = asyncio.run(counts_at_rest(served))
         while len(history) < count:
-            found, most = asyncio.run(crowd(served, range(begin, begin + chunk), ends))
+            batch, most = asyncio.run(crowd(served, range(begin, begin + chunk), ends))
             begin += chunk
-            history += found
-            kept.add(found)
-            after = asyncio.run(held(served, base))
-            kept.note(
+            history += batch
+            store.add(batch)
+            after = asyncio.run(counts_at_rest(served, base))
+            store.note(
                 asked=begin,
-                most_running=max(most, kept.facts.get("most_running", 0)),
+                most_running=max(most, store.facts.get("most_running", 0)),
                 held_more=more(after, base),
-                mb=[kept.facts.get("mb", [base["mb"]])[0], after["mb"]],
+                mb=[store.facts.get("mb", [base["mb"]])[0], after["mb"]],
             )
     return history
 
 
 def checked_leavers(history: Sequence[Asked], facts: dict[str, Any]) -> dict[str, Any]:
     """What came out, and ``broken`` of it."""
-    gone = sorted(one.seconds for one in history)
+    gone = sorted(entry.seconds for entry in history)
     p99 = statistics.quantiles(gone, n=100)[-1]
     broken = {
         "searches_over_max_running": max(0, facts["most_running"] - MAX_RUNNING),

@@ -30,7 +30,7 @@ async def counts(http: httpx.AsyncClient) -> dict[str, float]:
     return {name: sum(values(text, metric, **of)) for name, (metric, of) in COUNTS.items()}
 
 
-async def held(served: Served, base: dict[str, float] | None = None) -> dict[str, float]:
+async def counts_at_rest(served: Served, base: dict[str, float] | None = None) -> dict[str, float]:
     """What it holds at rest, handles and MB included; with a ``base`` once it is back to that, or
     after a while."""
     async with httpx.AsyncClient(base_url=served.url, timeout=60) as http:

@@ -66,23 +66,23 @@ def drawn(number: int) -> dict[str, Any]:
 
 async def ask(http: httpx.AsyncClient, body: dict[str, Any]) -> Asked:
     """One search and its end."""
-    sent, begun = json.dumps(body, sort_keys=True), time.monotonic()
+    request, start = json.dumps(body, sort_keys=True), time.monotonic()
     try:
         async with asyncio.timeout(PATIENCE):
             answer = await http.post(SEARCH, json=body)
     except TimeoutError:
-        return Asked(sent, HUNG, seconds=time.monotonic() - begun)
+        return Asked(request, HUNG, seconds=time.monotonic() - start)
     except httpx.HTTPError:
-        return Asked(sent, 0, seconds=time.monotonic() - begun)
-    seconds = time.monotonic() - begun
+        return Asked(request, 0, seconds=time.monotonic() - start)
+    seconds = time.monotonic() - start
     if answer.status_code != 200:
         error = answer.json().get("error", {}).get("code", "")
-        return Asked(sent, answer.status_code, error, seconds=seconds)
-    said = answer.json()
-    tokens = sum(len(node["tokens"]) for node in said["tree"]["nodes"])
-    billed = said["usage"]["completion_tokens"]
-    late = said["stop_reason"] == StopReason.DEADLINE
-    return Asked(sent, 200, "", said["tree_digest"], billed, tokens, seconds, late)
+        return Asked(request, answer.status_code, error, seconds=seconds)
+    reply = answer.json()
+    tokens = sum(len(node["tokens"]) for node in reply["tree"]["nodes"])
+    billed = reply["usage"]["completion_tokens"]
+    late = reply["stop_reason"] == StopReason.DEADLINE
+    return Asked(request, 200, "", reply["tree_digest"], billed, tokens, seconds, late)
 
 
 async def ready(http: httpx.AsyncClient) -> None:
@@ -96,68 +96,68 @@ async def in_company(url: str, numbers: Sequence[int], at_once: int) -> list[Ask
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=url, timeout=PATIENCE, limits=limits) as http:
 
-        async def one(number: int) -> Asked:
+        async def search_numbered(number: int) -> Asked:
             await ready(http)
             return await ask(http, drawn(number))
 
-        return await side_by_side(one, numbers, at_once)
+        return await side_by_side(search_numbered, numbers, at_once)
 
 
-def pairs(kept: StageHistory, count: int, chunk: int = 50) -> list[Asked]:
+def pairs(store: StageHistory, count: int, chunk: int = 50) -> list[Asked]:
     """Every search on a plain server in little company, and again on another in more of it."""
-    history = kept.read()
+    history = store.read()
     for begin in range(len(history) // 2, count, chunk):
         numbers = range(begin, min(begin + chunk, count))
         for company, settings in ((3, FLAGS[0]), (12, FLAGS[1 + begin // chunk % 2])):
             with Served(**settings) as served:
-                found = asyncio.run(in_company(served.url, numbers, company))
-            history += found
-            kept.add(found)
+                batch = asyncio.run(in_company(served.url, numbers, company))
+            history += batch
+            store.add(batch)
     return history
 
 
-def killed(kept: StageHistory, count: int) -> list[Asked]:
+def killed(store: StageHistory, count: int) -> list[Asked]:
     """Searches among which the engine dies or stands still, and all of them again in peace."""
 
     def run() -> list[Asked]:
         with Served(watchdog_seconds=0.2, stall_seconds=STALL_SECONDS) as served:
-            found = asyncio.run(_with_kills(served, range(count), count // A_KILL))
-            return found + asyncio.run(in_company(served.url, range(count), 4))
+            disturbed = asyncio.run(_with_kills(served, range(count), count // A_KILL))
+            return disturbed + asyncio.run(in_company(served.url, range(count), 4))
 
-    return kept.once(run)
+    return store.once(run)
 
 
 FULL = "/dev/full"
 """Takes what is written to it as a disk does that has no room left."""
 
 
-def full_disk(kept: StageHistory, count: int) -> list[Asked]:
+def full_disk(store: StageHistory, count: int) -> list[Asked]:
     """So many searches whose trees cannot be written."""
 
     def run() -> list[Asked]:
         lines: list[str] = []
         with Served("--trees", FULL, heard=lines.append) as served:
-            found = asyncio.run(in_company(served.url, range(count), 4))
+            history = asyncio.run(in_company(served.url, range(count), 4))
             text = httpx.get(f"{served.url}/metrics").text
-        kept.note(
+        store.note(
             counted=sum(values(text, "hedgerow_unwritten_trees_total")),
             told=sum("trees are lost" in line for line in lines),
         )
-        return found
+        return history
 
-    return kept.once(run)
+    return store.once(run)
 
 
 def checked_disk(history: list[Asked], facts: dict[str, Any]) -> dict[str, Any]:
     """Every search has its answer; what is lost is counted, and told once."""
-    answered = sum(one.status == httpx.codes.OK for one in history)
-    found = checked(history)
+    answered = sum(entry.status == httpx.codes.OK for entry in history)
+    counts = checked(history)
     broken = {
         "unanswered": len(history) - answered,
         "uncounted": answered - facts["counted"],
         "not_told_once": facts["told"] != 1,
     }
-    return found | {"broken": found["broken"] | broken}
+    return counts | {"broken": counts["broken"] | broken}
 
 
 async def _with_kills(served: Served, numbers: Sequence[int], kills: int) -> list[Asked]:
@@ -180,9 +180,9 @@ async def _with_kills(served: Served, numbers: Sequence[int], kills: int) -> lis
 
     killing = asyncio.create_task(kill())
     history: list[Asked] = []
-    left = list(numbers)
-    while left or not killing.done():
-        batch, left = left[:12], left[12:]
+    remaining = list(numbers)
+    while remaining or not killing.done():
+        batch, remaining = remaining[:12], remaining[12:]
         history += await in_company(served.url, batch or list(numbers[:6]), 6)
     await killing
     return history

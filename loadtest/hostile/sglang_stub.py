@@ -77,11 +77,11 @@ class Stub:
         """The answer's pieces: of a list that is streamed, one for each item."""
         match path:
             case "/generate":
-                asked = json.loads(body)
-                if not asked.get("stream"):
-                    return [json.dumps(self._generated(asked)).encode()]
+                request = json.loads(body)
+                if not request.get("stream"):
+                    return [json.dumps(self._generated(request)).encode()]
                 answers = [
-                    self._generated(one) | {"index": at} for at, one in enumerate(items(asked))
+                    self._generated(item) | {"index": at} for at, item in enumerate(items(request))
                 ]
                 events = [*map(json.dumps, answers), "[DONE]"]
                 return [f"data: {event}\n\n".encode() for event in events]
@@ -94,35 +94,35 @@ class Stub:
         self, ids: Sequence[int], seed: int, most: int, stop: Sequence[str]
     ) -> tuple[list[int], bool]:
         """At most so many tokens after these, and whether what stops them is the last."""
-        drawn: list[int] = []
+        tokens: list[int] = []
         delimiters = [self._pieces.index(text.encode()) for text in stop]
         stops = {self._end, *delimiters}
-        while len(drawn) < most and not stops & set(drawn[-1:]):
-            drawn.append(self._token(share([seed, *ids, *drawn]), delimiters))
-        return drawn, bool(stops & set(drawn[-1:]))
+        while len(tokens) < most and not stops & set(tokens[-1:]):
+            tokens.append(self._token(share([seed, *ids, *tokens]), delimiters))
+        return tokens, bool(stops & set(tokens[-1:]))
 
-    def _generated(self, asked: dict[str, Any]) -> dict[str, Any]:
-        ids, wanted = list(asked["input_ids"]), asked["sampling_params"]
-        seed = wanted.get("sampling_seed", 0) % (1 << 64)
-        drawn, stopped = self.draw(ids, seed, wanted["max_new_tokens"], wanted.get("stop", ()))
+    def _generated(self, request: dict[str, Any]) -> dict[str, Any]:
+        ids, params = list(request["input_ids"]), request["sampling_params"]
+        seed = params.get("sampling_seed", 0) % (1 << 64)
+        tokens, stopped = self.draw(ids, seed, params["max_new_tokens"], params.get("stop", ()))
         logprob = math.log(0.5)
         meta: dict[str, Any] = {
             "prompt_tokens": len(ids),
             "cached_tokens": 0,
             "finish_reason": {"type": "stop" if stopped else "length"},
-            "output_token_logprobs": [[logprob, token, None] for token in drawn],
-            "output_top_logprobs": [[[logprob, token, None]] for token in drawn],
+            "output_token_logprobs": [[logprob, token, None] for token in tokens],
+            "output_top_logprobs": [[[logprob, token, None]] for token in tokens],
             "input_token_logprobs": [
                 [-1.0 - share(ids[: at + 1]), token, None] for at, token in enumerate(ids)
             ],
         }
-        if verdicts := asked.get("token_ids_logprob"):
+        if verdicts := request.get("token_ids_logprob"):
             good = min(max(share(ids), 1e-6), 1 - 1e-6)
             logprobs = [math.log(good), math.log(1 - good)]
             meta["output_token_ids_logprobs"] = [
                 [[p, token, None] for p, token in zip(logprobs, verdicts, strict=True)]
             ]
-        return {"text": "", "output_ids": drawn, "meta_info": meta}
+        return {"text": "", "output_ids": tokens, "meta_info": meta}
 
     def _token(self, roll: float, delimiters: Sequence[int]) -> int:
         if roll < ENDS:
@@ -132,13 +132,13 @@ class Stub:
         return self._words[int(roll * 1e6) % len(self._words)]
 
 
-def items(asked: dict[str, Any]) -> list[dict[str, Any]]:
+def items(request: dict[str, Any]) -> list[dict[str, Any]]:
     """The items of a list, each as a request of its own."""
-    lists = {name: value for name, value in asked.items() if isinstance(value, list)}
+    lists = {name: value for name, value in request.items() if isinstance(value, list)}
     several = [
         dict(zip(lists, values, strict=True)) for values in zip(*lists.values(), strict=True)
     ]
-    return [asked | one for one in several]
+    return [request | item for item in several]
 
 
 class MortalStub:

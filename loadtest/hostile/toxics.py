@@ -39,7 +39,7 @@ class Toxic:
     size: int
 
     @classmethod
-    def drawn(cls, dice: random.Random, names: Sequence[str], silence: float) -> Self:
+    def at_random(cls, dice: random.Random, names: Sequence[str], silence: float) -> Self:
         """One of these, as bad as the dice say; ``silence`` lasts so many seconds."""
         name = dice.choice(names)
         seconds = silence if name == SILENCE else dice.uniform(0.001, 0.2)
@@ -61,18 +61,18 @@ class Proxy:
     async def connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection, to its end."""
         try:
-            answers, asked = await asyncio.open_connection("127.0.0.1", self.upstream)
+            answers, requests = await asyncio.open_connection("127.0.0.1", self.upstream)
         except OSError:
             writer.transport.abort()
             return
-        there = asyncio.create_task(self._plain(reader, asked))
+        there = asyncio.create_task(self._plain(reader, requests))
         back = asyncio.create_task(self._answers(answers, writer))
         try:  # an answer that nobody waits for is nobody's
             await asyncio.wait({there, back}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for task in (there, back):
                 task.cancel()
-            for end in (asked, writer):
+            for end in (requests, writer):
                 end.close()
             await asyncio.gather(there, back, return_exceptions=True)
 
@@ -85,23 +85,23 @@ class Proxy:
     async def _answers(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer by answer: a connection that is kept has its toxic from any of them on."""
         toxic: Toxic | None = None
-        sent = 0
+        sent_bytes = 0
         with suppress(ConnectionError):
             while piece := await reader.read(READ):
                 if toxic is None and self.dice.random() < self.share:
-                    toxic, sent = Toxic.drawn(self.dice, self.names, self.silence), 0
+                    toxic, sent_bytes = Toxic.at_random(self.dice, self.names, self.silence), 0
                     self.done[toxic.name] += 1
                 if toxic is None:
                     writer.write(piece)
                     await writer.drain()
-                elif not await self._spoilt(toxic, piece, sent, writer):
+                elif not await self._spoilt(toxic, piece, sent_bytes, writer):
                     return
-                sent += len(piece)
+                sent_bytes += len(piece)
             if toxic is not None and toxic.name == "slow_close":
                 await asyncio.sleep(toxic.seconds * 10)
 
     async def _spoilt(
-        self, toxic: Toxic, piece: bytes, sent: int, writer: asyncio.StreamWriter
+        self, toxic: Toxic, piece: bytes, sent_bytes: int, writer: asyncio.StreamWriter
     ) -> bool:
         """Hand a piece on as the toxic does; False if it was the connection's last."""
         match toxic.name:
@@ -116,8 +116,8 @@ class Proxy:
                     await asyncio.sleep(0.001)
                 return True
             case "limit_data":
-                writer.write(piece[: max(0, toxic.size - sent)])
-                if sent + len(piece) >= toxic.size:
+                writer.write(piece[: max(0, toxic.size - sent_bytes)])
+                if sent_bytes + len(piece) >= toxic.size:
                     await writer.drain()
                     return False
                 return True

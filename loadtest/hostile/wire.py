@@ -14,7 +14,7 @@ import httpx
 
 from loadtest.hostile.completions_stub import CompletionsStub
 from loadtest.hostile.history import Asked, StageHistory, checked
-from loadtest.hostile.rest import held, more
+from loadtest.hostile.rest import counts_at_rest, more
 from loadtest.hostile.searches import in_company
 from loadtest.hostile.sglang_stub import Stub
 from loadtest.hostile.toxics import Proxy, listening
@@ -38,7 +38,7 @@ async def _faulty(
     policies: Sequence[int],
     rewards: Sequence[int],
     numbers: Sequence[int],
-    kept: StageHistory,
+    store: StageHistory,
 ) -> list[Asked]:
     """Searches over wires that fail, then again over whole ones; the servers by their ports."""
     async with AsyncExitStack() as stack:
@@ -53,19 +53,19 @@ async def _faulty(
             stall_seconds=STALL_SECONDS,
         )
         try:
-            base = await held(served)
+            base = await counts_at_rest(served)
             for wire in wires:
                 wire.share = SHARE
-            found = await in_company(served.url, numbers, AT_ONCE)
+            disturbed = await in_company(served.url, numbers, AT_ONCE)
             for wire in wires:
                 wire.share = 0.0
             again = await in_company(served.url, numbers, AT_ONCE)
-            now = await held(served, base)
+            now = await counts_at_rest(served, base)
         finally:
             await asyncio.to_thread(served.stop)
         toxics = sum((wire.done for wire in wires), start=Counter())
-        kept.note(toxics=dict(toxics), held_more=more(now, base))
-    return found + again
+        store.note(toxics=dict(toxics), held_more=more(now, base))
+    return disturbed + again
 
 
 @asynccontextmanager
@@ -74,8 +74,8 @@ async def _stubs(engine: str) -> AsyncIterator[tuple[list[int], list[int]]]:
     kind = CompletionsStub if engine == "openai" else Stub
     stub = kind.of(Text(SPRIG_FOLDER / "policy"))
     async with AsyncExitStack() as stack:
-        made = [listening(stub.answer) for _ in range(REPLICAS + 1)]
-        ports = [await stack.enter_async_context(each) for each in made]
+        listeners = [listening(stub.answer) for _ in range(REPLICAS + 1)]
+        ports = [await stack.enter_async_context(listener) for listener in listeners]
         yield ports[:REPLICAS], ports[REPLICAS:]
 
 
@@ -92,24 +92,24 @@ async def _real() -> AsyncIterator[tuple[list[int], list[int]]]:
 
 
 def wires(
-    kept: StageHistory, count: int, engine: str = "sglang", *, real: bool = False
+    store: StageHistory, count: int, engine: str = "sglang", *, real: bool = False
 ) -> list[Asked]:
     """So many searches, each over faults and again in peace."""
 
     async def run() -> list[Asked]:
         async with _real() if real else _stubs(engine) as (policies, rewards):
-            found = await _faulty(engine, policies, rewards, range(count), kept)
+            history = await _faulty(engine, policies, rewards, range(count), store)
         # its arithmetic follows the batch, and with it the last digits of a reward
-        return [replace(one, digest="") for one in found] if real else found
+        return [replace(entry, digest="") for entry in history] if real else history
 
-    return kept.once(lambda: asyncio.run(run()))
+    return store.once(lambda: asyncio.run(run()))
 
 
 def checked_wires(history: Sequence[Asked], facts: dict[str, Any]) -> dict[str, Any]:
     """Every search has its end, the right one or an error, nothing stays, and in peace all is
     answered."""
-    found = checked(history)
+    counts = checked(history)
     peace = history[len(history) // 2 :]
-    failed = sum(one.status >= httpx.codes.INTERNAL_SERVER_ERROR for one in peace)
-    broken = found["broken"] | facts["held_more"] | {"failed_in_peace": failed}
-    return found | {"toxics": facts["toxics"], "broken": broken}
+    failed = sum(entry.status >= httpx.codes.INTERNAL_SERVER_ERROR for entry in peace)
+    broken = counts["broken"] | facts["held_more"] | {"failed_in_peace": failed}
+    return counts | {"toxics": facts["toxics"], "broken": broken}

@@ -54,8 +54,8 @@ class PathCache(DynamicCache):
 
     def kv_read(self, path: int) -> Tensor:
         """Keys and values (layers, 2, heads, read, head_dim) of the rows that a path has read."""
-        own = path, slice(None), slice(-self.read, None)
-        layers = [(keys[own], values[own]) for keys, values, _ in self]  # type: ignore[index]
+        index = path, slice(None), slice(-self.read, None)
+        layers = [(keys[index], values[index]) for keys, values, _ in self]  # type: ignore[index]
         return torch.stack([torch.stack(both) for both in layers])
 
     def batch_select_indices(self, indices: Tensor) -> None:

@@ -57,11 +57,11 @@ class CachedBlock:
 
     def put(self, places: Ints, kv: Tensor) -> None:
         """Hold those of some absolute positions that are its own, in place of what there is."""
-        own = np.flatnonzero((places >= self.start) & (places < self.end))
-        which = places[own] - self.start
+        inside = np.flatnonzero((places >= self.start) & (places < self.end))
+        which = places[inside] - self.start
         self.keep(np.flatnonzero(~np.isin(self.there, which)))
         self.there = np.concatenate([self.there, which])
-        self.kv = torch.cat([self.kv, kv[..., own, :]], -2)
+        self.kv = torch.cat([self.kv, kv[..., inside, :]], -2)
         self.keep(np.argsort(self.there))
 
 

@@ -175,8 +175,8 @@ class TokenEvictionEngine(EngineWrapper):
         last = chain[leaf].end - 1
         again = np.setdiff1d(np.arange(last + 1), path.places)
         rows = np.union1d(again, [last]) if self.policy.rehydrates else np.array([last])
-        kept = np.flatnonzero(~np.isin(path.places, rows))
-        cache = PathCache([HeldPath(path.places[kept], path.kv[..., kept, :])])
+        indices = np.flatnonzero(~np.isin(path.places, rows))
+        cache = PathCache([HeldPath(path.places[indices], path.kv[..., indices, :])])
         tokens = np.concatenate([block.tokens for block in chain.values()])
         self._reader.read(cache, tokens[rows][None], rows[None])
         new = cache.kv_read(0)
@@ -191,14 +191,14 @@ class TokenEvictionEngine(EngineWrapper):
 
     def _choose(self, steps: Sequence[DrawnStep], cache: PathCache) -> None:
         """Draw each one's next token."""
-        drawn = sample(
+        samples = sample(
             cache.logits,
             np.array([step.branch.seed for step in steps], dtype=np.uint64),
             [len(step.path) for step in steps],
             steps[0].sampling.temperature,
             steps[0].sampling.top_p,
         )
-        for step, token, logprob, entropy in zip(steps, *drawn, strict=True):
+        for step, token, logprob, entropy in zip(steps, *samples, strict=True):
             step.add([(int(token), float(logprob))])
             step.entropy = float(entropy)
         self.spent.decoded_tokens += len(steps)
@@ -242,8 +242,8 @@ class TokenEvictionEngine(EngineWrapper):
         self._under_way -= read
         if read < len(step.tokens):
             return
-        tokens, own = np.array(step.tokens, dtype=np.int64), paid[-read:]
-        block = CachedBlock(leaf, len(step.branch.tokens), tokens, cache.kv_read(row), own)
+        tokens, within = np.array(step.tokens, dtype=np.int64), paid[-read:]
+        block = CachedBlock(leaf, len(step.branch.tokens), tokens, cache.kv_read(row), within)
         if self.held.add(node, block):
             certain = float(confidence(cache.logits[row], TOP))
             with self._deciding():
@@ -251,16 +251,16 @@ class TokenEvictionEngine(EngineWrapper):
 
     def _make_room(self, tokens: int, beside: int) -> None:
         """For so many tokens, ``beside`` of them more than active paths are to hold."""
-        left = self.held.capacity - self._under_way
-        if self.held.count + tokens > left:
+        remaining = self.held.capacity - self._under_way
+        if self.held.count + tokens > remaining:
             with self._deciding():
-                self.policy.fit(left - beside)
+                self.policy.fit(remaining - beside)
 
     def _count_pass(self, prefilled: int = 0) -> None:
         """What a pass has cost, what is read and what is held after it."""
         active = self._under_way + sum(len(block.there) for block in self._paths.values())
-        held = self._under_way + self.held.count
-        self.spent.kv_tokens_peak = max(self.spent.kv_tokens_peak, held)
+        held_tokens = self._under_way + self.held.count
+        self.spent.kv_tokens_peak = max(self.spent.kv_tokens_peak, held_tokens)
         self.spent.prefilled_tokens += prefilled
         self.spent.model_calls += 1
         self.active_peak = max(self.active_peak, active)

@@ -85,9 +85,9 @@ class StreamPolicy:
 
     rehydrates = False
 
-    def __init__(self, held: TokenCache, name: str, share: float) -> None:
+    def __init__(self, cache: TokenCache, name: str, share: float) -> None:
         """``name``: of ``STREAMS``; ``share`` in (0, 1]."""
-        self._held, self._rule, self._share = held, STREAMS[name], share
+        self._cache, self._rule, self._share = cache, STREAMS[name], share
         self._used: dict[int, int] = {}
         self._active: set[int] = set()
         self._waves = 0
@@ -105,7 +105,7 @@ class StreamPolicy:
     def enter(self, active: Sequence[int]) -> None:
         """The next wave grows from these blocks: choose what stays of each path, in order."""
         self._waves += 1
-        chains = [self._held.chain(leaf) for leaf in active]
+        chains = [self._cache.chain(leaf) for leaf in active]
         self._active = {name for chain in chains for name in chain}
         self._used |= dict.fromkeys(self._active, self._waves)
         for leaf, chain in zip(active, chains, strict=True):
@@ -115,25 +115,25 @@ class StreamPolicy:
                 continue
             paid = [(block.later + block.within)[block.there] for block in blocks]
             sizes = np.array([len(each) for each in paid])
-            kept = self._rule(np.concatenate(paid), sizes, budget)
+            positions = self._rule(np.concatenate(paid), sizes, budget)
             starts = np.cumsum(sizes) - sizes
-            parts = np.split(kept, np.searchsorted(kept, starts[1:]))
+            parts = np.split(positions, np.searchsorted(positions, starts[1:]))
             for block, part, start in zip(blocks, parts, starts, strict=True):
                 block.keep(part - start)
 
-    def fit(self, left: int) -> None:
+    def fit(self, room: int) -> None:
         """Whole blocks go, those longest unused first, until all hold ``left`` tokens. Raises
         Infeasible."""
-        blocks, count = self._held.blocks, self._held.count
-        wanted = left - int(MARGIN * self._held.capacity)
+        blocks, count = self._cache.blocks, self._cache.count
+        target = room - int(MARGIN * self._cache.capacity)
         idle = [n for n, block in blocks.items() if len(block.there) and n not in self._active]
         for name in sorted(idle, key=lambda n: (self._used.get(n, 0), -n)):
-            if count <= wanted:
+            if count <= target:
                 break
             count -= len(blocks[name].there)
             blocks[name].keep(np.arange(0))
-        if count > left:
-            raise Infeasible(count, left, "active paths")
+        if count > room:
+            raise Infeasible(count, room, "active paths")
 
     def reserved(self, paths: set[int]) -> int:
         """Nothing is kept of blocks off these paths."""
@@ -159,10 +159,10 @@ class ExtractiveParams:
 class ExtractivePolicy:
     """ArborKV (sections 3 and 4): active paths whole, of all other blocks some tokens."""
 
-    def __init__(self, held: TokenCache, how: ExtractiveParams, floors: Floors) -> None:
+    def __init__(self, cache: TokenCache, how: ExtractiveParams, floors: Floors) -> None:
         self.rehydrates = how.rehydrate
-        self._held, self._how, self._floors = held, how, floors
-        self._blocks = TreeBlocks(held.blocks[ROOT].end, how.theta.table(), how.params)
+        self._cache, self._how, self._floors = cache, how, floors
+        self._blocks = TreeBlocks(cache.blocks[ROOT].end, how.theta.table(), how.params)
         self.add_block = self._blocks.add_block
         self.add_attention = self._blocks.add_attention
 
@@ -176,17 +176,17 @@ class ExtractivePolicy:
         """Path* is where these blocks are; what must go for it goes when room is asked for."""
         self._blocks.set_active(active)
 
-    def fit(self, left: int) -> None:
+    def fit(self, room: int) -> None:
         """Equations (2) and (3) over all blocks, so that they hold ``left`` tokens when active
         paths are whole; retention only falls. Raises Infeasible."""
-        blocks = self._held.blocks
+        blocks = self._cache.blocks
         names = np.array(list(blocks))
         there = np.array([len(block.there) for block in blocks.values()])
         tokens = np.array([len(block.tokens) for block in blocks.values()])
         weights, on_path = self._blocks.own_weights()
         path = on_path[names]
         most = np.where(path, tokens, there) if self.rehydrates else there
-        counts = self._counts(weights[names], tokens, path, most, left)
+        counts = self._counts(weights[names], tokens, path, most, room)
         for name, count in zip(names[counts < there], counts[counts < there], strict=True):
             block = blocks[name]
             attention = block.later[block.there] if self._how.heavy else None
@@ -194,19 +194,19 @@ class ExtractivePolicy:
 
     def reserved(self, paths: set[int]) -> int:
         """Tokens that blocks off these paths would keep at least: floors."""
-        off = [block for name, block in self._held.blocks.items() if name not in paths]
+        off = [block for name, block in self._cache.blocks.items() if name not in paths]
         floors = self._floors.of(np.array([len(block.tokens) for block in off], dtype=np.int64))
         return int(np.minimum(floors, [len(block.there) for block in off]).sum())
 
-    def _counts(self, weight: Floats, tokens: Ints, path: Bools, most: Ints, left: int) -> Ints:
+    def _counts(self, weight: Floats, tokens: Ints, path: Bools, most: Ints, room: int) -> Ints:
         """Tokens kept of each block. Floors that do not fit are lowered evenly until they do: the
         paper's loop would not end. Raises Infeasible if the active paths alone do not fit."""
-        floors, margin = self._floors, int(MARGIN * self._held.capacity)
+        floors, margin = self._floors, int(MARGIN * self._cache.capacity)
         lower = (Floors(0.0, n, min(n, floors.tail)) for n in range(floors.tokens - 1, -1, -1))
-        refused = Infeasible(0, left, "active paths")
+        refused = Infeasible(0, room, "active paths")
         for least, free in ((floors, margin), (floors, 0), *((each, 0) for each in lower)):
             try:
-                budget, variant = max(0, left - free), self._how.variant
+                budget, variant = max(0, room - free), self._how.variant
                 return allocate(weight, tokens, path, budget, least, variant, most).counts
             except Infeasible as error:
                 refused = error
@@ -237,12 +237,12 @@ TOKEN_EVICTION = (*EXTRACTIVE, *STREAMS)
 
 
 def policy_for(
-    name: str, held: TokenCache, *, share: float, floors: Floors
+    name: str, cache: TokenCache, *, share: float, floors: Floors
 ) -> ExtractivePolicy | StreamPolicy:
     """A policy of ``TOKEN_EVICTION`` by its name, for one tree.
 
     ``share``: of a stream that a policy of streams keeps; ``floors``: of the others.
     """
     if name in STREAMS:
-        return StreamPolicy(held, name, share)
-    return ExtractivePolicy(held, EXTRACTIVE[name], floors)
+        return StreamPolicy(cache, name, share)
+    return ExtractivePolicy(cache, EXTRACTIVE[name], floors)
