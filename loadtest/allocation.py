@@ -7,8 +7,8 @@ bootstrap intervals over questions; a question's seeds are averaged first. A ste
 one whose one-sided p, of a loss, stays below 0.025 after Holm's correction over all steps up of a
 task. ``tokens_to_best_of_n``: what the cheapest width of a method that is at least as accurate as
 `best_of_n` at the largest width costs, as a share of that one's tokens. Choose on `--split dev`;
-with `--keep FILE` a run, which takes hours, goes on where an earlier one ended. `--write CSV` keeps
-what each search came to, of which `--read CSV` makes the rows again; `--plot FILE` draws them.
+with `--keep FILE` a run, which takes hours, goes on where an earlier one ended. `--write CSV` saves
+each search's outcome, `--read CSV` makes the rows from that file; `--plot FILE` draws them.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ DIALS: Mapping[str, Mapping[str, Any]] = {
     "adaptive .75": {"policy": "adaptive", "agreement": 0.75},
     "adaptive floor 3": {"policy": "adaptive", "floor_levels": 3},
 }
-"""The methods by name: what is asked for, width apart."""
+"""The methods by name: the fields of their search specs, except the width."""
 SIDE_BY_SIDE = 4
 COLUMNS = (
     "task",
@@ -78,7 +78,7 @@ COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class AllocationPlan:
-    """What is measured: questions of a split, each searched once a seed."""
+    """What is measured: questions of a split, each searched once per seed."""
 
     tasks: Sequence[str]
     methods: Sequence[str]
@@ -94,7 +94,7 @@ QUICK = AllocationPlan(("game24",), ("best_of_n", "rebase", "adaptive"), (4, 16)
 
 
 async def measure(plan: AllocationPlan) -> list[SearchRecord]:
-    """Every search, task by task."""
+    """Run every search of the plan, task by task."""
     methods = [
         Method(name, SearchSpec.model_validate({**DIALS[name], "width": width}))
         for name in plan.methods
@@ -112,13 +112,13 @@ async def measure(plan: AllocationPlan) -> list[SearchRecord]:
 
 
 def items_of(plan: AllocationPlan, task: str) -> list[Item]:
-    """The questions, drawn by the first seed, once a seed: all of the first seed come first."""
+    """The questions, chosen by the first seed and repeated for each seed, grouped by seed."""
     questions = TASKS[task].questions(plan.split, plan.questions, plan.seeds[0])  # type: ignore[arg-type]
     return [Item(task, q, item_seed(seed, q)) for seed in plan.seeds for q in questions]
 
 
 def records_of(items: Sequence[Item], results: Results, seeds: Sequence[int]) -> list[SearchRecord]:
-    """What a method's searches came to, in the items' order."""
+    """A record of each of a method's searches, in the items' order."""
     method, n = results.method, len(items) // len(seeds)
     return [
         SearchRecord(
@@ -152,7 +152,7 @@ def main() -> None:
 
 
 def read_records(options: Namespace) -> list[SearchRecord]:
-    """Of the searches in ``--read`` those of the tasks, methods and widths that were named."""
+    """The records of the ``--read`` file that match the chosen tasks, methods and widths."""
     return [
         search
         for search in read_csv(options.read)
@@ -180,7 +180,7 @@ def _parser() -> BenchmarkParser:
 
 
 def seeds(text: str) -> list[int]:
-    """A reader of seeds, of which 0 is one."""
+    """Parse seeds separated by commas; 0 is allowed."""
     return [int(part) for part in text.split(",")]
 
 

@@ -1,4 +1,4 @@
-"""Accuracy against tokens, a panel a task and a line a method: ``loadtest.allocation --plot``."""
+"""Plot accuracy against tokens, a panel per task and a line per method: ``loadtest.allocation --plot``."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
 
 
 def _panel(axes: Axes, rows: Sequence[dict[str, Any]], looks: dict[str, Any]) -> None:
-    """A task's methods."""
+    """Draw one line per method for a task."""
     for method, look in looks.items():
         mine = sorted((r for r in rows if r["method"] == method), key=lambda r: r["width"])
         draw_line(axes, mine, [row["tokens"] for row in mine], method, look)

@@ -1,4 +1,4 @@
-"""Rows of ``loadtest.allocation`` from what each search came to, and those searches as CSV."""
+"""Rows of ``loadtest.allocation`` from its search records, and the CSV file of those records."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LEVEL = 0.025
 
 @dataclass(frozen=True, slots=True)
 class SearchRecord:
-    """What a search of a question came to: a line of the CSV.
+    """The outcome of one search of a question: a line of the CSV.
 
     ``illegal``: whether the chosen reply has a step that the rules forbid, None without a reply.
     ``kv``: tokens held, summed over rounds (``SearchStats.kv_tokens_total``), None if not kept.
@@ -59,12 +59,12 @@ class AllocationCell:
 
     @property
     def tokens(self) -> float:
-        """Generated tokens a search, those of twins too."""
+        """Generated tokens per search, including those of identical steps."""
         return sum(s.tokens for s in self.searches) / len(self.searches)
 
     @property
     def illegal_replies(self) -> float | None:
-        """The share of chosen replies with a step that the rules forbid; None where none is."""
+        """The share of chosen replies with a step that the rules forbid; None without a reply."""
         flags = [s.illegal for s in self.searches if s.illegal is not None]
         return sum(flags) / len(flags) if flags else None
 
@@ -110,7 +110,7 @@ def rows_of(task: str, cells: Sequence[AllocationCell], seeds: int) -> list[dict
 
 
 def gains(mine: AllocationCell, other: AllocationCell, seeds: int) -> list[float]:
-    """What each question gains, as a mean over its seeds."""
+    """The accuracy that ``mine`` gains over ``other`` on each question, as a mean over the seeds."""
     n = len(mine.searches) // seeds
     pairs = zip(mine.searches, other.searches, strict=True)
     per_item = [float(a.right - b.right) for a, b in pairs]
@@ -129,7 +129,7 @@ def holm(ps: Sequence[float | None], level: float = LEVEL) -> list[bool | None]:
 
 
 def write_csv(path: Path, searches: Iterable[SearchRecord]) -> None:
-    """A line a search, sorted; packed with gzip, the same bytes for the same searches."""
+    """Write one line per search, sorted and gzipped: the same searches give the same bytes."""
     with (
         gzip.GzipFile(path, "wb", mtime=0) as packed,
         io.TextIOWrapper(packed, "utf-8", newline="") as text,
@@ -140,7 +140,7 @@ def write_csv(path: Path, searches: Iterable[SearchRecord]) -> None:
 
 
 def read_csv(path: Path) -> list[SearchRecord]:
-    """The searches that ``write_csv`` wrote."""
+    """Read the records that ``write_csv`` wrote."""
     with gzip.open(path, "rt", newline="") as file:
         return [_record(row) for row in csv.DictReader(file)]
 
@@ -188,7 +188,7 @@ def _share(
 
 
 def _kv_saved(cell: AllocationCell, cells: Sequence[AllocationCell]) -> float | None:
-    """How many times less KV than ``rebase`` of that width, where both are known."""
+    """The KV of ``rebase`` at this width over the cell's KV, from searches where both are known."""
     other = next((c for c in cells if (c.method, c.width) == (KV_YARDSTICK, cell.width)), None)
     if other is None:
         return None

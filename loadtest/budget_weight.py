@@ -1,7 +1,7 @@
 """λb of ETS by the paper's rule: the largest of a sweep that loses at most 0.2 points on dev.
 
-What was chosen stands in `budget_weight.json` beside this file, by task and width, with the
-accuracies that it was chosen by.
+The chosen weights are in `budget_weight.json` beside this file, by task and width, with the
+accuracies that decided.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from search.spec import SearchSpec
 
 SWEEP = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0)
 """The paper sweeps [1, 2] (section 5.1) and does not say in which steps. Where the reward model is
-sure, trees are narrow, and only larger weights give up what is left: so this goes on to 4. Where a
-plan has few ways on, the weight 1 gives up the right one too: so this begins at a quarter."""
+sure, trees are narrow, and only larger weights prune any further: so the sweep goes up to 4. Where
+few branches can go on, the weight 1 prunes the right one too: so the sweep begins at 0.25."""
 
 MOST_LOST = 0.002
 FILE = Path(__file__).with_suffix(".json")
 FIELD = "budget_weight"
 WEIGHTED = ("ets", "ets_kv")
-"""Policies that take the weight, which is chosen for the first."""
+"""Policies that take the weight; it is chosen by searches of the first one."""
 
 COLUMNS = ("task", "width", "n", FIELD, "accuracy_rebase", "accuracy", "tree_digest")
 
@@ -41,7 +41,7 @@ def largest_harmless(accuracy: Mapping[float, float], baseline: float) -> float 
 
 
 def chosen(task: str, width: int, path: Path = FILE) -> float | None:
-    """What was chosen for a task and width, if anything was."""
+    """The weight chosen for a task and width; None if none was."""
     if not path.is_file():
         return None
     rows = json.loads(path.read_text())
@@ -64,7 +64,7 @@ async def choose(
     at_once: int,
     kept_in: Path | None = None,
 ) -> list[dict[str, Any]]:
-    """A row a width, from ``limit`` dev questions. The smallest weight where each loses more."""
+    """A row per width, from ``limit`` dev questions; the smallest weight if all lose too much."""
     items: list[Item] = items_of(task, "dev", limit, seed)
     rows = []
     for width in widths:
@@ -97,7 +97,7 @@ async def choose(
 
 
 def record(rows: Sequence[dict[str, Any]], path: Path = FILE) -> None:
-    """Write what was chosen, replacing what stood there for the same tasks and widths."""
+    """Write the chosen weights, replacing those of the same tasks and widths."""
     new = {(row["task"], row["width"]) for row in rows}
     old = json.loads(path.read_text()) if path.is_file() else []
     unchanged = [row for row in old if (row["task"], row["width"]) not in new]

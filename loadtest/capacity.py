@@ -1,8 +1,8 @@
-"""How many replicas do so many users need, and how much KV?
+"""How many replicas does a number of users need, and how much KV?
 
 `python -m loadtest.capacity [--gpu NAME] [--policy NAME] [--reward NAME] [--width N] ... [--json]`.
 A roofline of two models on one GPU a replica: datasheet numbers, a stated efficiency, a stated
-share of its throughput that is planned with, searches that come by chance and share it. `--check`
+share of its throughput that is planned with, searches that come at random and share it. `--check`
 measures on this machine's CPU, with the bundled models, what the model says of KV and of time as a
 search grows wider (`loadtest/capacity_check.py`).
 """
@@ -29,12 +29,12 @@ EFFICIENCY = 0.5
 BUSY = 0.7
 """Share of a replica's throughput that is planned with: above it queues grow without bound."""
 KEPT_SHARE, SPREAD = 0.4, 0.9
-"""Of a search, as ``--check`` finds them with rebase on countdown, rounded."""
+"""Defaults of a search, as ``--check`` measures them with rebase on countdown, rounded."""
 HOUR = 3600.0
 
 
 GPUS = {name: GPUS_BY_NAME[name] for name in ("h200", "h100", "a100", "l40s")}
-"""Those of data centres that hold both models of the tables."""
+"""The data-centre GPUs that hold both models of the tables."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,16 +82,16 @@ class Search:
 
     @property
     def kv_tokens(self) -> float:
-        """Tokens held in its last round: the prompt once, the newest steps whole, of the earlier
-        ones those with descendants. [our reading of a level-synchronous search]
+        """Tokens held in the last round: the prompt once, all of the newest steps, and those of the
+        earlier steps that have descendants. [our reading of a level-synchronous search]
         """
         rounds = 1 + self.kept * (self.depth - 1)
         return self.prompt + self.step * rounds * self.width**self.spread
 
     @property
     def kv_tokens_mean(self) -> float:
-        """Tokens held on average over its time, rounds being of one length: of the newest steps
-        half are drawn, and half of the rounds are over. [our reading, as ``kv_tokens``]
+        """Tokens held on average over its time, if all rounds take equally long: half of the
+        newest steps are drawn, and half of the rounds are over. [our reading, as ``kv_tokens``]
         """
         rounds = (1 + self.kept * (self.depth - 1)) / 2
         return self.prompt + self.step * rounds * self.width**self.spread
@@ -103,9 +103,9 @@ class Search:
 
 
 def pass_seconds(gpu: Gpu, model: Model, tokens: float, path: float = 0) -> float:
-    """A pass over so many tokens: max(FLOPs/peak, bytes/bandwidth), the roofline of DESIGN section
-    9 (after FlashTTS, its roofline-guided KV allocation). Weights are read once, and where each
-    token is another row's the KV of its ``path``, for itself.
+    """Seconds of a pass over ``tokens``: max(FLOPs/peak, bytes/bandwidth), the roofline of DESIGN
+    section 9 (after FlashTTS, its roofline-guided KV allocation). Weights are read once; where each
+    token is a row of its own, it also reads the KV of its ``path``.
     """
     flops = 2 * model.parameters * tokens
     read = model.weights + tokens * path * model.kv
@@ -129,7 +129,7 @@ class ReplicaModel:
 
     @property
     def kv_bytes_mean(self) -> float:
-        """The same, on average over its time."""
+        """KV of one search, of both models, on average over its time."""
         return self.search.kv_tokens_mean * (self.policy.kv + self.reward.kv)
 
     @property
@@ -153,22 +153,22 @@ class ReplicaModel:
         return max(0.0, ROOM * 1e9 * self.gpu.memory - self.policy.weights - self.reward.weights)
 
     def drawing(self, at_once: float) -> float:
-        """Seconds of a search's rounds with so many under way in step: ``step`` passes each."""
+        """Seconds of a search's decoding with ``at_once`` in step: ``step`` passes a round."""
         rows = at_once * self.search.width
         pass_time = pass_seconds(self.gpu, self.policy, rows, self.search.path)
         return self.search.depth * self.search.step * pass_time / EFFICIENCY
 
     def scoring(self, at_once: float) -> float:
-        """Seconds of its rewards: a round is one pass of the reward model over what was drawn."""
+        """Seconds of a search's scoring: each round is one reward-model pass over its new steps."""
         tokens = at_once * self.search.width * self.search.step
         return self.search.depth * pass_seconds(self.gpu, self.reward, tokens) / EFFICIENCY
 
     def seconds(self, at_once: float) -> float:
-        """A search's time with so many under way in step."""
+        """Seconds of a search with ``at_once`` searches in step."""
         return self.drawing(at_once) + self.scoring(at_once)
 
     def rate(self, at_once: float) -> float:
-        """Searches a second."""
+        """Searches a second with ``at_once`` in step."""
         return at_once / self.seconds(at_once)
 
 
@@ -184,11 +184,11 @@ class Company:
 
 
 def company(rate: Callable[[int], float], most: int, arrivals: float) -> Company:
-    """The company on a replica that ends ``rate(n)`` searches a second with ``n`` under way, of
-    which there are ``most`` while others wait; ``arrivals`` a second.
+    """The company on a replica that completes ``rate(n)`` searches a second with ``n`` under way,
+    of which ``arrivals`` come a second; beyond ``most`` under way they wait.
 
     Processor sharing whose speed depends on the number: ``P(n) = P(0) * product over k <= n of
-    arrivals / rate(min(k, most))``, whatever the spread of the searches' sizes while none waits
+    arrivals / rate(min(k, most))``, for any distribution of the searches' sizes while none waits
     (F. P. Kelly, Reversibility and Stochastic Networks, 1979, section 3.3). Time follows by
     Little's law. Where ``seconds(n) = a + b * n`` and none waits this is, with ``load = arrivals *
     b``: ``at_once = arrivals * seconds(1) / (1 - load)``, ``busy = 1 - (1 - load) ** (seconds(1) /
@@ -209,12 +209,12 @@ def company(rate: Callable[[int], float], most: int, arrivals: float) -> Company
 
 
 def row(users: int, asks_an_hour: float, replica: ReplicaModel) -> dict[str, Any]:
-    """Replicas for so many users, and what each of these is like.
+    """The number of replicas for ``users``, and how each of them is loaded.
 
-    ``searches_at_once``: on a replica, on average; ``busy``: the share of its time with any;
-    ``seconds`` to the answer: what waits and what is under way over the rate at which it comes
-    (Little's law). ``drawing_share``: what of its time the policy takes in the company that an
-    arrival finds; where the models are on GPUs of their own, the policy's share of these.
+    ``searches_at_once``: on a replica, on average; ``busy``: the share of time with at least one;
+    ``seconds`` to the answer: searches that wait or are under way over their rate of arrival
+    (Little's law). ``drawing_share``: the policy's share of a search's time, beside as many others
+    as an arrival meets; where each model has GPUs of its own, the policy's share of the GPUs.
     ``kv_tokens_room``: tokens that a replica has room for. Expected KV is of all replicas: the
     number under way times what a search holds on average over its time.
     """
@@ -239,7 +239,7 @@ def row(users: int, asks_an_hour: float, replica: ReplicaModel) -> dict[str, Any
 
 
 def main() -> None:
-    """The command."""
+    """Print tables, or one JSON document with ``--json``."""
     parser = BenchmarkParser("capacity", __doc__, quick="a shorter --check")
     parser.add_argument("--gpu", choices=sorted(GPUS), default="h100")
     parser.add_argument("--policy", choices=sorted(MODELS), default="qwen2.5-1.5b")

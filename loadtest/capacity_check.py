@@ -25,7 +25,7 @@ TASK = "countdown"
 
 
 def line(narrow: float, wide: float, at: int) -> float:
-    """The value at a width on the straight line through the two others."""
+    """The value at width ``at`` on the straight line through those at NARROW and WIDE."""
     return narrow + (wide - narrow) * (at - NARROW) / (WIDE - NARROW)
 
 
@@ -38,7 +38,7 @@ def fitted(narrow: float, wide: float, depth: float, step: float, prompt: float)
 
 
 async def check(quick: bool) -> list[dict[str, Any]]:
-    """A row a width: means over questions; at width 16 also what the other two predict."""
+    """A row per width: means over questions, and what widths 4 and 64 predict for it."""
     methods = {
         width: Method("rebase", SearchSpec(policy="rebase", width=width))
         for width in (NARROW, JUDGED, WIDE)

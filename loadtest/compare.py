@@ -1,4 +1,4 @@
-"""Methods on the same items: accuracy, KV and cost, what they have in common drawn once."""
+"""Compare methods on the same items: accuracy, KV and cost; shared samples are drawn once."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ class Results:
         return sum(self.correct) / len(self.results)
 
     def total(self, of: Callable[[SearchStats], float]) -> float:
-        """The sum of a number over the items."""
+        """The sum of ``of(stats)`` over the items."""
         return math.fsum(of(result.stats) for result in self.results)
 
     @property
     def digest(self) -> str:
-        """Over all trees."""
+        """The combined digest of all trees."""
         return combined_digest(result.digest for result in self.results)
 
 
@@ -60,10 +60,10 @@ async def compare(
     keep_rounds: int = 0,
     kept_in: Path | None = None,
 ) -> list[Results]:
-    """Every method on every item, in the methods' order.
+    """Run every method on every item; results in the methods' order.
 
-    ``keep_rounds``: of the first so many items the decisions are kept. ``kept_in``: a file of
-    results, from which those known already are taken and to which the others are added.
+    ``keep_rounds``: the number of first items whose decisions are kept. ``kept_in``: a file of
+    results that are not computed again, to which new ones are added.
     """
     costs = [ModelConfig.from_checkpoint(path).flops for path in (SPRIG.policy, SPRIG.prm) if path]
     store = kept_results(kept_in, engine.capabilities.fingerprint)
@@ -94,7 +94,7 @@ async def compare(
 
 
 def result_of(item: Item, outcome: Outcome, rounds: tuple[Round, ...] = ()) -> Result:
-    """What a search of an item came to; ``rounds``: its decisions, where they are kept."""
+    """The result of a search of an item; ``rounds``: its decisions, if they are kept."""
     task = TASKS[item.task]
     trial = judge(task, item.question, outcome)
     fault = task.first_illegal(item.question, outcome.text)

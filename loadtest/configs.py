@@ -16,26 +16,26 @@ CONFIG_S = SearchSpec(
 )
 """ArborKV's budget sweep (section 5.1): B = 3, D = 6, 64 expansions, 128 tokens a node.
 
-The paper's controller has no width: it is what 64 expansions could finish at most.
+The paper's controller has no width: 192 is the most that 64 expansions can finish.
 """
 
 CONFIG_L = CONFIG_S.model_copy(
     update={"width": 1024, "branch": 5, "expansions": 256, "max_depth": 8}
 )
-"""ArborKV's scaling test: B = 5, D = 8, 256 expansions; the width is the largest there is."""
+"""ArborKV's scaling test: B = 5, D = 8, 256 expansions; the width is the largest allowed."""
 
 
 STEP_TOKENS = {"game24": 32, "countdown": 32, "blocksworld": 32, "wordproblem": 96}
-"""Tokens a node that the bundled models' longest steps fit in."""
+"""Tokens per node, enough for the bundled models' longest steps."""
 
 
 def scaled(config: SearchSpec, task: str, parallel: int, policy: str = "best_first") -> SearchSpec:
-    """A configuration for the bundled models and ``best_first`` or ``mcts``: as many expansions,
-    all of them spent. Raises ValidationError for an unknown policy.
+    """Adapt a configuration to the bundled models and ``best_first`` or ``mcts``, with as many
+    expansions, all of them spent. Raises ValidationError for an unknown policy.
 
     Their steps are shorter and their paths deeper than the paper's; at temperature 0.7 they repeat
-    themselves, and a search of few distinct nodes has no KV to save. ``parallel`` leaves a round:
-    the paper expands one at a time.
+    themselves, and a search of few distinct nodes has no KV to save. ``parallel``: leaves
+    expanded a round, where the paper expands one at a time.
     """
     changes = {
         "policy": policy,
@@ -50,7 +50,7 @@ def scaled(config: SearchSpec, task: str, parallel: int, policy: str = "best_fir
 
 
 def by_levels(policy: str, task: str) -> SearchSpec:
-    """A policy that works level by level, on so many trajectories that it holds many at once."""
+    """The spec of a level-by-level policy, wide enough to hold many trajectories at once."""
     return SearchSpec.model_validate(
         {"policy": policy, "width": 64, "max_step_tokens": STEP_TOKENS[task]}
     )

@@ -1,6 +1,6 @@
-"""A search's decisions: noted as they are made, and made again without thinking.
+"""Record a search's decisions, and replay them without computing them again.
 
-The same search with and without its deciding: the difference in time is what the policy costs.
+The difference in time between a search and its replay is the cost of the policy.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from search.tree import Node, NodeState, Tree
 PolicyOf = Callable[[SearchSpec], Policy]
 Answers = Mapping[str, Sequence[Node]]
 PLANS = ("plan", "plan_knowing", "uncompared")
-"""What plans a round: for all policies, for those that look at answers, and without embeddings."""
+"""Methods that plan a round: of all policies, of those that read answers, without embeddings."""
 
 
 @dataclass(slots=True)
 class Decisions:
-    """Of one search: the rounds in order, the seconds that each plan took (the last one, which
-    ends the search, included) and how many nodes the tree then had."""
+    """One search's rounds in order, the seconds that each plan took (also the last one, which
+    ends the search) and how many nodes the tree had at the time."""
 
     rounds: list[Round] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
@@ -31,7 +31,7 @@ class Decisions:
 
 
 def noting(policy_of: PolicyOf, decisions: Decisions, clock: Callable[[], float]) -> PolicyOf:
-    """Makes the same policy, whose plans are noted in ``decisions``; all else of it is its own."""
+    """Make the same policy, but note its plans in ``decisions``; other methods are unchanged."""
 
     def note_plans(plan_method: Callable[..., Round | None]) -> Callable[..., Round | None]:
         def plan(tree: Tree, *answers: Answers) -> Round | None:
@@ -56,10 +56,10 @@ def noting(policy_of: PolicyOf, decisions: Decisions, clock: Callable[[], float]
 
 
 def replaying(policy_of: PolicyOf, rounds: Sequence[Round]) -> PolicyOf:
-    """Makes a policy that repeats ``rounds``, once noted of the policy that ``policy_of`` makes.
+    """Make a policy that repeats ``rounds``, recorded earlier from the policy of ``policy_of``.
 
-    It asks for the same rewards, which are part of the tree, and for nothing else. A tree that has
-    become another one, by an engine that is not exact, ends where a round cannot be repeated.
+    It asks for the same rewards, which are part of the tree, and for nothing else. If an inexact
+    engine grows another tree, the search ends where a round cannot be repeated.
     """
 
     def make(spec: SearchSpec) -> Any:
@@ -75,6 +75,6 @@ def replaying(policy_of: PolicyOf, rounds: Sequence[Round]) -> PolicyOf:
 
 
 def _possible(plan: Round, tree: Tree) -> bool:
-    """Whether the tree has the nodes that a round expands and prunes, and they may grow."""
+    """Whether the tree has all nodes that a round expands and prunes, and they are open."""
     nodes = (*plan.expand, *plan.prune)
     return all(node < len(tree) and tree[node].state is NodeState.OPEN for node in nodes)

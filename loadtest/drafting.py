@@ -1,7 +1,7 @@
-"""One way to decode, in this process, so that the target's every moment can be watched.
+"""An engine that decodes in one way, in this process, so that the target's time can be measured.
 
-The policy model generates and, as its own judge, evaluates; each part is timed apart. Ways share
-the weights of the target, so many of them fit side by side and take turns.
+The policy model generates and, as its own judge, evaluates; each part is timed by itself. Engines
+share the target's weights, so many of them fit side by side and take turns.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ GENERATOR, EVALUATOR = "generator", "evaluator"
 
 @dataclass(slots=True)
 class Part:
-    """What the generator or the evaluator did: tokens drawn in ``seconds``, for ``busy`` of which
-    the target ran, in ``passes`` (a branch's each); ``accepted`` of ``tested`` draws were
-    foreseen."""
+    """What the generator or the evaluator did: tokens drawn in ``seconds``, of which the target
+    ran for ``busy``, in ``passes`` (counted per branch); ``accepted`` of the ``tested`` tokens were
+    drafted right."""
 
     seconds: float = 0.0
     busy: float = 0.0
@@ -42,8 +42,8 @@ class DraftedEngine(SteppedEngine):
     """An engine whose drafts are timed."""
 
     def __init__(self, target: Clocked, options: EngineOptions, *, rejects: bool = False) -> None:
-        """``options`` of an engine whose policy is the target's checkpoint; the policy judges.
-        ``rejects``: drafts are accepted by rejection, so trees are others."""
+        """``options``: their policy is the target's checkpoint, which also judges.
+        ``rejects``: drafts are accepted by rejection sampling, so trees differ."""
         self.parts = {GENERATOR: Part(), EVALUATOR: Part()}
         self._target = target
         make = rejecting_scheduler if rejects else scheduler_for
@@ -64,7 +64,7 @@ class DraftedEngine(SteppedEngine):
         super().__init__(can, scheduler, self._judge)
 
     def start(self) -> None:
-        """Count from here."""
+        """Reset the counts."""
         self.parts = {GENERATOR: Part(), EVALUATOR: Part()}
 
     async def expand(self, tree: str, branches: Sequence[Branch], sampling: Sampling) -> list[Step]:
@@ -79,7 +79,7 @@ class DraftedEngine(SteppedEngine):
         question: str,
         trajectories: Sequence[Trajectory],
     ) -> list[float]:
-        """Have every trajectory judged."""
+        """Let the policy judge every trajectory."""
         del prompt
         call = next(self._calls)
         return self._timed(EVALUATOR, lambda: self._judge.score(call, tree, question, trajectories))

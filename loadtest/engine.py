@@ -41,7 +41,7 @@ WIDTH = 64
 
 
 class Decoding:
-    """``sequences`` rows, each at the end of a context of its own below a shared beginning."""
+    """``sequences`` rows, each at the end of its own context after a shared prefix."""
 
     def __init__(self, forward: Forward, sequences: int) -> None:
         own_tokens = OWN_TOKENS
@@ -63,7 +63,7 @@ class Decoding:
         ]
 
     def step(self) -> None:
-        """One decode step of all rows."""
+        """Run one decode step of all rows."""
         self.forward.run(self.spans, self.store)
 
 
@@ -71,7 +71,7 @@ class Floor:
     """What a decode step cannot do without: its products and softmax on ready operands.
 
     Every layer has operands of its own, since no cache holds a model's weights and KV; rows are
-    multiplied in the forward's tiles, and the shared beginning is attended once for all rows.
+    multiplied in the forward's tiles, and the shared prefix is attended once for all rows.
     """
 
     def __init__(self, forward: Forward, sequences: int) -> None:
@@ -106,7 +106,7 @@ class Floor:
         return tuple(torch.randn(shape) for shape in shapes)
 
     def step(self) -> None:
-        """The products of all layers and of the head."""
+        """Run the products of all layers and of the head."""
         with torch.inference_mode():
             for products, attention in zip(self.products, self.attention, strict=True):
                 for x, matrix in products:
@@ -117,7 +117,7 @@ class Floor:
 
 
 def decode_rows(most: int, repeats: int) -> list[dict]:
-    """One row for each number of sequences; with ``most`` threads, 0: as many as are fastest."""
+    """A row for each number of sequences, with ``most`` threads (0: the fastest number)."""
     counts = (most,) if most else thread_counts(os.cpu_count() or 1)
     exact = Forward(POLICY, exact=True, threads=counts)
     plain = Forward(POLICY, exact=False, threads=counts)
@@ -149,7 +149,7 @@ def decode_rows(most: int, repeats: int) -> list[dict]:
 
 
 def fastest_threads(forward: Forward, counts: Sequence[int], sequences: int) -> int:
-    """What the forward chooses for decode steps of so many sequences."""
+    """The number of threads that the forward picks for decode steps of ``sequences`` rows."""
     forward.threads = tuner = ThreadTuner(counts)
     decoding = Decoding(forward, sequences)
     for _ in range(4 * TURN_PASSES * TURNS * len(counts)):
@@ -158,7 +158,7 @@ def fastest_threads(forward: Forward, counts: Sequence[int], sequences: int) -> 
 
 
 async def against_the_loop(threads: int, questions: int, width: int) -> dict:
-    """Problems a second of beam searches, one at a time, over those of the generate loop."""
+    """Compare the speed of beam searches, one at a time, with that of the generate loop."""
     spec = SearchSpec(policy="beam", width=width, seed=0)
     loop, method = GenerateLoop(1), Method(spec.policy, spec)
     rows = []
@@ -190,7 +190,7 @@ async def against_the_loop(threads: int, questions: int, width: int) -> dict:
 
 
 def loop_counts(threads: int) -> list[int]:
-    """The loop's numbers of threads: it may take the better one for every question."""
+    """The loop's numbers of threads, of which the fastest counts for each question."""
     return [threads] if threads else sorted({1, os.cpu_count() or 1})
 
 

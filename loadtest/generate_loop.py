@@ -25,7 +25,7 @@ class GenerateLoop(ReferenceEngine):
     """The reference engine, but batched as scripts batch."""
 
     def __init__(self, threads: int) -> None:
-        """The bundled models, in this process."""
+        """Load the bundled models in this process."""
         super().__init__(
             ReferenceOptions(
                 policy=SPRIG.policy,
@@ -37,7 +37,7 @@ class GenerateLoop(ReferenceEngine):
         self._stops = StopStringTables(self._text.pieces)
 
     async def expand(self, tree: str, branches: Sequence[Branch], sampling: Sampling) -> list[Step]:
-        """One batched generate; rows that have ended stay in the batch until all have."""
+        """Draw by one batched generate; finished rows stay in the batch until all have finished."""
         del tree
         stops = self._stops.of(sampling.stop)
         outputs: list[list[int]] = [[] for _ in branches]
@@ -52,7 +52,7 @@ class GenerateLoop(ReferenceEngine):
                     outputs[i].append(int(token))
                     logprobs[i] += float(logprob)
                     entropies[i] = float(entropy)
-                    finishes[i] = self._finish(outputs[i], branches[i], stops)
+                    finishes[i] = self._finish_of(outputs[i], branches[i], stops)
             batch.append([tokens[-1] for tokens in outputs])
         steps = []
         for branch, tokens, logprob, entropy, finish in zip(
@@ -70,7 +70,7 @@ class GenerateLoop(ReferenceEngine):
         question: str,
         trajectories: Sequence[Trajectory],
     ) -> list[float]:
-        """One padded batch of whole trajectories."""
+        """Score whole trajectories in one padded batch."""
         del tree
         assert self._prm is not None, "the bundled models have a reward model"
         paths = [list(self._reader.paths.path(prompt, question, t, {})) for t in trajectories]
@@ -85,7 +85,7 @@ class GenerateLoop(ReferenceEngine):
         at = [len(b.tokens) + len(d) for b, d in zip(branches, outputs, strict=True)]
         return sample(logits, seeds, at, sampling.temperature, sampling.top_p)
 
-    def _finish(self, tokens: list[int], branch: Branch, stops: StopStrings) -> Finish | None:
+    def _finish_of(self, tokens: list[int], branch: Branch, stops: StopStrings) -> Finish | None:
         if tokens[-1] in self._text.eos:
             return Finish.END
         if stops.ended(tokens):
@@ -94,7 +94,7 @@ class GenerateLoop(ReferenceEngine):
 
 
 class _LeftPadded:
-    """Sequences of unequal length side by side, their ends aligned, and their KV so far."""
+    """A batch of sequences of unequal length, padded on the left, and their KV so far."""
 
     def __init__(self, sequences: Sequence[Sequence[int]]) -> None:
         longest = max(map(len, sequences))
@@ -122,6 +122,6 @@ class _LeftPadded:
         return out.logits[:, -1].float()
 
     def append(self, tokens: Sequence[int]) -> None:
-        """The next token of every sequence."""
+        """Append the next token of every sequence."""
         self._fresh = torch.tensor(tokens)[:, None]
         self._mask = torch.cat([self._mask, torch.ones_like(self._fresh)], -1)

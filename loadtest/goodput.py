@@ -52,7 +52,7 @@ from search.policies.registry import POLICIES
 from search.spec import SearchSpec
 
 PAIRS = {"equal": (1, 1), "generator-heavy": (4, 1), "verifier-heavy": (1, 4)}
-"""How many times the layers of the bundled policy and reward model each pair has."""
+"""Factors by which each pair multiplies the layers of the bundled policy and reward model."""
 STEPS = "steps"
 GRANULARITY = 32
 """Tokens of a step of the policy ``steps``."""
@@ -61,8 +61,8 @@ GRANULARITY = 32
 @dataclass(frozen=True, slots=True)
 class GoodputPlan:
     """What is measured: every variant in every cell. ``batch_limit``: places in a batch, few
-    enough that a round's stragglers leave some idle, as the papers' memory does. ``sample``: so
-    many of the cells, drawn at random; 0 for all. No cell is begun ``seconds`` after the start."""
+    enough that a round's stragglers leave some idle, as in the papers. ``sample``: the number of
+    cells to draw at random; 0 for all. No cell begins more than ``seconds`` after the start."""
 
     tasks: Sequence[str] = ("blocksworld", "wordproblem")
     policies: Sequence[str] = ("beam", "dvts", "rebase", "ets", STEPS)
@@ -105,7 +105,7 @@ class GoodputCell:
 
     @property
     def spec(self) -> SearchSpec:
-        """The search itself."""
+        """The spec of the cell's search."""
         policy = "beam" if self.policy == STEPS else self.policy
         base = spec_for(policy, self.width, self.task)
         longest: dict[str, Any] = {"max_step_tokens": STEP_TOKENS[self.task]}
@@ -127,7 +127,7 @@ def cells_of(plan: GoodputPlan) -> list[GoodputCell]:
 
 
 async def measure(plan: GoodputPlan, models: tuple[Path, Path]) -> dict[str, Any]:
-    """The document; ``models``: checkpoints of the policy and of the reward model."""
+    """Measure all cells; ``models``: checkpoints of the policy and of the reward model."""
     start, all_rows, skipped = time.monotonic(), [], []
     with tempfile.TemporaryDirectory() as folder:
         for pair, cells in itertools.groupby(cells_of(plan), lambda cell: cell.pair):
@@ -156,7 +156,7 @@ async def measure(plan: GoodputPlan, models: tuple[Path, Path]) -> dict[str, Any
 async def _cell(
     plan: GoodputPlan, bench: ModelPair, cell: GoodputCell, roomy_runs: dict[Any, list[GoodputRun]]
 ) -> list[dict[str, Any]]:
-    """A cell's rows. ``known``: the searches with room for all, run once for all pools."""
+    """Measure a cell's rows. ``roomy_runs``: runs with room for all, done once for all pools."""
     items = items_of(cell.task, "test", plan.questions, plan.seed)
     of = (cell.task, cell.policy, cell.width)
     if of not in roomy_runs:
@@ -191,8 +191,8 @@ async def _cell(
 
 
 def _turns(plan: GoodputPlan, items: int) -> Iterator[tuple[int, str]]:
-    """Items and variants in the order run: all variants of an item before the next, every other
-    time backwards."""
+    """Items and variants in the order they run: all variants of an item before the next, every
+    other time backwards."""
     forwards = list(plan.variants)
     for number in range(items):
         for repeat in range(plan.repeats):
@@ -211,7 +211,7 @@ def _name(cell: GoodputCell) -> dict[str, Any]:
 
 
 def _deepened(models: tuple[Path, Path], times: tuple[int, int], folder: Path) -> tuple[Path, Path]:
-    """Checkpoints of so many times the layers: they cost more and say the same."""
+    """Checkpoints with ``times`` as many layers: they cost more and give the same outputs."""
     policy, prm = models
     return _times(policy, times[0], folder / "policy"), _times(prm, times[1], folder / "prm")
 

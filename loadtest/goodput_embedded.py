@@ -25,7 +25,7 @@ from search.engine import Branch, Sampling, Step, Trajectory
 from search.spec import SearchSpec
 
 AMPLE_TOKENS, AMPLE_MORE = 256, 4096
-"""KV tokens for each trajectory, and beside, that hold any of these searches whole."""
+"""KV tokens per trajectory, and in addition, that hold any of these searches whole."""
 NUMBER_BYTES = 4
 
 Way = Literal["even", "roofline"]
@@ -33,25 +33,25 @@ Way = Literal["even", "roofline"]
 
 @dataclass(frozen=True, slots=True)
 class Pools:
-    """A generator and a verifier on a device: how bytes of KV become the two models' pools."""
+    """Splits bytes of KV into the pools of a generator and a verifier on one device."""
 
     generator: ModelCosts
     verifier: ModelCosts
     device: DevicePeaks
 
     def least_bytes(self, path_tokens: int) -> int:
-        """What even halves need to hold one path each."""
+        """Bytes that two even halves need to hold one path each."""
         return 2 * path_tokens * max(self.generator.kv_bytes, self.verifier.kv_bytes)
 
     def held_bytes(self, drawn_tokens: int, scored_tokens: int) -> int:
-        """Of so many tokens of each."""
+        """Bytes of KV of the generator's and the verifier's tokens."""
         return drawn_tokens * self.generator.kv_bytes + scored_tokens * self.verifier.kv_bytes
 
     def tokens(
         self, way: Way, spec: SearchSpec, budget: int | None, path_tokens: int
     ) -> tuple[int, int]:
-        """Tokens of the generator's and of the verifier's KV for a search, with room for a path in
-        each; without a budget room for all."""
+        """KV tokens of the generator and the verifier for a search, with room for a path in each;
+        without a budget, with room for everything."""
         if budget is None:
             ample = AMPLE_TOKENS * spec.width + AMPLE_MORE
             return ample, ample
@@ -89,11 +89,11 @@ VARIANTS = {
         Variant("SMP", order="prefix", split="roofline", ahead=True),
     )
 }
-"""What each has beyond the one before it; the first is search-and-learn over two engines."""
+"""Each adds a part to the one before it; the first is search-and-learn over two engines."""
 
 
 class ModelPair:
-    """A pair of models, and searches on it. Raises ValueError where there is no reward model."""
+    """Runs searches on a pair of models. Raises ValueError where there is no reward model."""
 
     def __init__(
         self, policy: Path, prm: Path, batch_limit: int, threads: int, clock: Callable[[], float]
@@ -110,10 +110,10 @@ class ModelPair:
     async def run(
         self, variant: Variant, spec: SearchSpec, item: Item, budget: int | None, path_tokens: int
     ) -> GoodputRun:
-        """One search, the KV of both models in ``budget`` bytes, shared by the variant's split.
+        """Run one search with ``budget`` bytes of KV, split between the models as the variant does.
 
-        ``path_tokens``: the longest path that it is to hold; both are None and 0 for a search with
-        room for everything.
+        ``path_tokens``: the longest path to be held. For a search with room for everything the
+        budget is None and ``path_tokens`` 0.
         """
         pools = self.pools.tokens(variant.split, spec, budget, path_tokens)
         engine = Sided(
@@ -146,13 +146,13 @@ class ModelPair:
         )
 
     def _path(self, engine: Sided, spec: SearchSpec) -> int:
-        """The longest path with its next step, as the verifier reads it."""
+        """Tokens of the longest path with its next step, as the verifier reads it."""
         once, each = engine.capabilities.score_tokens
         return engine.longest + once + (1 + engine.rounds) * each
 
 
 class Sided(InProcess):
-    """The engine as a variant has it. ``whole_tokens``: read by the verifier in whole prefixes."""
+    """The engine of a variant. ``whole_tokens``: those the verifier read in whole prefixes."""
 
     def __init__(
         self,
@@ -170,7 +170,7 @@ class Sided(InProcess):
         self._places = models.options.batch_limit
 
     async def expand(self, tree: str, branches: Sequence[Branch], sampling: Sampling) -> list[Step]:
-        """As the engine does; how full its passes were is noted."""
+        """Draw as the engine does, and note how full its passes were."""
         passes, spans = self.clocked.passes, self.clocked.spans
         steps = await super().expand(tree, branches, sampling)
         passes, spans = self.clocked.passes - passes, self.clocked.spans - spans
@@ -185,7 +185,7 @@ class Sided(InProcess):
         question: str,
         trajectories: Sequence[Trajectory],
     ) -> list[float]:
-        """As the engine does, or every trajectory in a cache namespace of its own, let go after."""
+        """Score as the engine does, or each trajectory in a cache namespace of its own."""
         if not self._whole_prefix:
             return await super().score(tree, prompt, question, trajectories)
         with self._timed("score"):

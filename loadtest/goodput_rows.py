@@ -1,5 +1,5 @@
-"""Rows of `loadtest.goodput`: what a variant of the engine made of some searches, in a budget; and
-means over the cells of one run, or of several, each of some cells."""
+"""Rows of `loadtest.goodput`: measurements of each engine variant in a budget; and means over
+the cells of one run or of several, each of some cells."""
 
 from __future__ import annotations
 
@@ -70,11 +70,11 @@ Row = Mapping[str, Any]
 
 
 def summary(cells: Sequence[Row]) -> list[dict[str, Any]]:
-    """A row a variant: means over cells and how many cells are significantly below ``WORSE`` of
+    """A row per variant: means over cells and how many cells are significantly below ``WORSE`` of
     either baseline's goodput (the interval's upper end is; cells of one pair have none).
 
-    Every number of beams counts alike, as it does where all cells are there: wide cells may be a
-    sample. Intervals are over cells, drawn again among those of as many beams.
+    Every number of beams has the same weight, as if all cells were there: wide cells may be a
+    sample. Intervals are bootstrapped over cells, within each number of beams.
     """
     names = dict.fromkeys(row["variant"] for row in cells)
     return [_summed(name, [row for row in cells if row["variant"] == name]) for name in names]
@@ -114,7 +114,7 @@ def _summed(name: str, cells: Sequence[Row]) -> dict[str, Any]:
 
 
 def _by_beams(cells: Sequence[Row], key: str) -> list[list[float]]:
-    """The values known, those of one number of beams together."""
+    """The values that are not None, grouped by the number of beams."""
     groups: defaultdict[int, list[float]] = defaultdict(list)
     for row in cells:
         if row[key] is not None:
@@ -134,8 +134,8 @@ class GoodputRun:
     (FlashTTS, section 6.1). ``slots``: of each round, the mean share of the batch's places that a
     pass of the generator filled. ``held_bytes``: KV that both models held at most; ``path_tokens``:
     the longest path with its next step. ``kv_tokens`` and ``prm_kv_tokens``: the two pools.
-    ``passes``: of the generator; ``least_passes``: without which no order of work could draw as
-    much, since a path's tokens follow each other and a pass has so many places.
+    ``passes``: of the generator; ``least_passes``: the fewest in which any order of work could draw
+    as much, since a path's tokens follow each other and a pass has few places.
     """
 
     digest: str
@@ -168,9 +168,9 @@ class GoodputRun:
         full_passes: int,
         **measured: Any,
     ) -> GoodputRun:
-        """What a search came to. ``seconds``: of the calls, by their names; ``whole_tokens``: read
-        by the verifier beside what the engine booked; ``full_passes``: with no place empty would
-        have been so many; ``measured``: further fields."""
+        """The run of a search. ``seconds``: of the calls, by name; ``whole_tokens``: read by the
+        verifier beyond what the engine counted; ``full_passes``: the number of passes if no place
+        were empty; ``measured``: further fields."""
         tree = outcome.tree
         longest = max(path_length(tree, node.id) for node in tree.nodes)
         cost, trial = outcome.stats.engine, judge(TASKS[item.task], item.question, outcome)
@@ -194,8 +194,8 @@ class GoodputRun:
 def rows(
     runs: Mapping[str, Sequence[GoodputRun]], whole: Sequence[GoodputRun]
 ) -> list[dict[str, Any]]:
-    """A row a variant, means over items and repeats. ``runs`` holds each variant's, all items and
-    then all again; ``whole``: the baseline's of the items with room for everything."""
+    """A row per variant, means over items and repeats. ``runs``: each variant's, all items and then
+    all again; ``whole``: the baseline's runs of the items with room for everything."""
     return [{"variant": name} | _row(mine, runs, whole) for name, mine in runs.items()]
 
 
@@ -242,7 +242,7 @@ def _row(
 def _ratios(
     name: str, mine: Sequence[GoodputRun], runs: Mapping[str, Sequence[GoodputRun]], field: str
 ) -> dict[str, Any]:
-    """A field against both baselines, pairs of one item: geometric means, and their intervals."""
+    """Ratios of a field to both baselines, paired by item: geometric means and intervals."""
     ratios: dict[str, Any] = {}
     for base in (PAPER, BASELINE):
         pairs = [
@@ -254,7 +254,7 @@ def _ratios(
 
 
 def _same_work(mine: GoodputRun, base: GoodputRun) -> bool:
-    """Whether two took the same passes over the same tokens, drawn, scored and read again."""
+    """Whether two runs made as many passes, and scored, reread and wasted as many tokens."""
     fields = ("passes", "prm_tokens", "rehydrated_tokens", "speculated_wasted")
     return all(getattr(mine, field) == getattr(base, field) for field in fields)
 
@@ -273,8 +273,8 @@ def ahead_bound(mine: Sequence[GoodputRun], base: Sequence[GoodputRun]) -> float
 
 
 def room_bound(base: Sequence[GoodputRun], whole: Sequence[GoodputRun]) -> float | None:
-    """How many times its goodput the baseline has with room for everything: what no order and no
-    split of a pool can win more than. ``whole``: by item, as in ``rows``."""
+    """The baseline's goodput with room for everything over its goodput in the pool: no order and
+    no split of a pool can win more. ``whole``: by item, as in ``rows``."""
     pairs = zip(cycle(whole), base, strict=False)
     return paired_ratio([(roomy.goodput, tight.goodput) for roomy, tight in pairs])[0]
 
@@ -283,7 +283,7 @@ def paired_ratio(
     pairs: Sequence[tuple[float, float]],
 ) -> tuple[float | None, list[float] | None]:
     """The geometric mean of (mine / base) over the pairs and its 95 % interval, by a bootstrap over
-    them; None for the interval of one pair. Pairs with a zero (nothing finished) count for nothing;
+    them; None for the interval of one pair. Pairs with a zero (nothing finished) are left out;
     (None, None) if all are."""
     logs = [math.log(mine / base) for mine, base in pairs if mine > 0 and base > 0]
     if not logs:
