@@ -1,4 +1,4 @@
-"""Plot accuracy against tokens, a panel per task and a line per method: ``loadtest.allocation --plot``."""
+"""The plot of ``loadtest.allocation``: accuracy against tokens, panels by task, lines by method."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ def rows_of(task: str, cells: Sequence[AllocationCell], seeds: int) -> list[dict
 
 
 def gains(mine: AllocationCell, other: AllocationCell, seeds: int) -> list[float]:
-    """The accuracy that ``mine`` gains over ``other`` on each question, as a mean over the seeds."""
+    """The accuracy that ``mine`` gains over ``other`` on each question, a mean over the seeds."""
     n = len(mine.searches) // seeds
     pairs = zip(mine.searches, other.searches, strict=True)
     per_item = [float(a.right - b.right) for a, b in pairs]

@@ -184,8 +184,8 @@ class Company:
 
 
 def company(rate: Callable[[int], float], most: int, arrivals: float) -> Company:
-    """The company on a replica that completes ``rate(n)`` searches a second with ``n`` under way,
-    of which ``arrivals`` come a second; beyond ``most`` under way they wait.
+    """The company on a replica that completes ``rate(n)`` searches a second with ``n`` under way.
+    Of the ``arrivals`` a second, those that find ``most`` under way wait.
 
     Processor sharing whose speed depends on the number: ``P(n) = P(0) * product over k <= n of
     arrivals / rate(min(k, most))``, for any distribution of the searches' sizes while none waits

@@ -1,11 +1,11 @@
-"""What does HTTP add to an answer, and what is left of a server that is asked for too much?
+"""What does HTTP add to an answer, and how much does an overloaded server still answer?
 
 `python -m loadtest.http [--quick] [--json]`. The bundled models behind the server on a free port of
 this machine. First the same plain completions by HTTP, from a client in a process of its own, and
-straight from the engine, in turns, at 1 and 32 at once: the difference of the medians. Then, of a
-server in a process of its own, by Locust, the capacity for users who ask without end, and shares of
-it by the clock: what is answered, refused and lost. Answers that came after the server's own
-deadline are ``late``, refusals that do not say when to come back ``unsaid``; neither should be.
+straight from the engine, in turns, at 1 and 32 at once: the difference of the medians. Then Locust
+measures a server in a process of its own: its capacity for users who ask without end, and what it
+answers, refuses and loses at fixed rates, shares of that. Answers after the server's own deadline
+are ``late``, refusals that do not say when to come back ``unsaid``; neither should occur.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def body() -> dict[str, Any]:
 
 @lru_cache(1)
 def _clients_of(url: str) -> tuple[asyncio.Runner, list[httpx.AsyncClient]]:
-    """A client a connection: one client's pool is looked through whole for every request."""
+    """One client per connection, since a client searches its whole pool at every request."""
     tls = ssl.create_default_context()  # unused, but 10 ms to make for every client
     many = range(max(AT_ONCE))
     return asyncio.Runner(), [
@@ -69,7 +69,7 @@ def _clients_of(url: str) -> tuple[asyncio.Runner, list[httpx.AsyncClient]]:
 
 
 def burst(url: str, bodies: list[dict[str, Any]]) -> list[float]:
-    """Seconds for each of these by HTTP, all at once; a process that calls this again keeps its
+    """Seconds for each body by HTTP, all at once; later calls in the same process use the same
     connections."""
     runner, clients = _clients_of(url)
 
@@ -85,7 +85,7 @@ def burst(url: str, bodies: list[dict[str, Any]]) -> list[float]:
 
 
 async def by_engine(service: Service, body: dict[str, Any]) -> float:
-    """Seconds for one asked of the engine: the chat template and the tree, no HTTP."""
+    """Seconds for one body straight from the engine: the chat template and the tree, no HTTP."""
     request = ChatRequest(**body)
     start = time.perf_counter()
     ask = await parse_chat(request, service, service.keys.anybody)
@@ -94,7 +94,7 @@ async def by_engine(service: Service, body: dict[str, Any]) -> float:
 
 
 async def added(url: str, service: Service, rounds: int) -> dict[str, float]:
-    """Milliseconds that HTTP adds to the median with so many at once, both ways asked in turns."""
+    """Milliseconds that HTTP adds to the median, by the number at once; both ways take turns."""
     loop, extra_ms = asyncio.get_running_loop(), {}
     with ProcessPoolExecutor(1, get_context("spawn")) as client:
         for at_once in AT_ONCE:
@@ -111,7 +111,7 @@ async def added(url: str, service: Service, rounds: int) -> dict[str, float]:
 
 
 def offered(url: str, seconds: float, **how: Any) -> dict[str, Any]:
-    """The row of plain completions; ``how``: ``users`` or ``rate`` of ``asked_by``."""
+    """The row of plain completions; ``how``: ``users`` or ``rate`` of ``load_records``."""
     records = load_records(url, ("Plain",), seconds, **how)
     unsaid = sum(
         record["status"] in REFUSED and record["retry_after"] is None for record in records
@@ -120,13 +120,13 @@ def offered(url: str, seconds: float, **how: Any) -> dict[str, Any]:
 
 
 async def added_alone(rounds: int, **bounds: Any) -> dict[str, float]:
-    """What HTTP adds where nobody else asks."""
+    """Milliseconds that HTTP adds on a server without other load."""
     async with _serving(load_settings(port=0, **bounds)) as (service, url):
         return await added(url, service, rounds)
 
 
 def measure(quick: bool) -> dict[str, Any]:
-    """The whole document."""
+    """Measure everything; the whole document."""
     bounds: dict[str, Any] = {"max_running": 64, "max_queued": 64, "deadline_seconds": DEADLINE}
     seconds, rounds = (8.0, 20) if quick else (60.0, 320)
     extra = asyncio.run(added_alone(rounds, **bounds))
@@ -144,7 +144,7 @@ def measure(quick: bool) -> dict[str, Any]:
 
 @asynccontextmanager
 async def _serving(settings: Settings) -> AsyncIterator[tuple[Service, str]]:
-    """The server in this event loop, answering: its parts and its URL."""
+    """Run the server in this event loop; its service and its URL."""
     async with running(settings) as parts:
         service = create_service(settings, parts.engine, parts.text)
         listener = listen(settings.host, 0)

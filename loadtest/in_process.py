@@ -56,9 +56,9 @@ class ModelsInProcess:
 
 @dataclass(slots=True)
 class Clocked:
-    """A model whose passes are timed. ``again_seconds`` is the part of those rows that were no
-    tokens to go on from: what was computed again, once the prompt has been read. ``spans``: the
-    sequences that had a place in a pass, all passes together."""
+    """A model whose passes are timed. ``again_seconds``: the time of rows without logits,
+    which are computed again, not counting the first pass, which reads the prompt. ``spans``: the
+    sequences that had a place in a pass, summed over all passes."""
 
     forward: Forward
     clock: Callable[[], float] = time.perf_counter
@@ -68,11 +68,11 @@ class Clocked:
     spans: int = 0
 
     def new_store(self, slots: int) -> Any:
-        """As the model's."""
+        """A KV store of the model."""
         return self.forward.new_store(slots)
 
     def run(self, spans: Sequence[Span], store: Any) -> torch.Tensor:
-        """As the model's."""
+        """Run one pass of the model and time it."""
         before = self.clock()
         logits = self.forward.run(spans, store)
         elapsed = self.clock() - before
@@ -87,8 +87,8 @@ class Clocked:
 
 
 class SteppedEngine:
-    """What engines have in common that step a scheduler and a scorer in this process, for one
-    search at a time."""
+    """The base of engines that step a scheduler and a scorer in this process, for one search at
+    a time."""
 
     def __init__(
         self, capabilities: Capabilities, scheduler: Scheduler, scorer: RewardScorer | JudgeScorer
@@ -101,7 +101,7 @@ class SteppedEngine:
     async def embed(
         self, tree: str, prompt: tuple[int, ...], trajectories: Sequence[Trajectory]
     ) -> list[tuple[float, ...]]:
-        """By the letters of each trajectory's last step."""
+        """Lexical embeddings of each trajectory's last step."""
         return embed_texts([trajectory.texts[-1] for trajectory in trajectories])
 
     def hint(self, tree: str, hint: Hint) -> None:
@@ -110,31 +110,31 @@ class SteppedEngine:
         self._scorer.hint(tree, hint)
 
     async def release(self, tree: str) -> Counters:
-        """Let go of a tree; what it cost."""
+        """Release a tree; what it cost."""
         prm = self._scorer.release(tree) or Counters()
         return (self.scheduler.release(tree) or Counters()) + prm
 
     async def abort(self, tree: str) -> None:
-        """Stop a tree and let go of it."""
+        """Stop a tree and release it."""
         self.scheduler.abort(tree)
         self._scorer.abort(tree)
         await self.release(tree)
 
     async def usage(self) -> Usage:
-        """Nothing: whoever made it looks at its caches."""
+        """Nothing: the caller reads the caches itself."""
         return Usage()
 
     async def health(self) -> None:
-        """It lives as long as its caller."""
+        """Always healthy: it runs in its caller's process."""
 
     async def close(self) -> None:
-        """Nothing is to be stopped."""
+        """Nothing to stop."""
 
 
 class InProcess(SteppedEngine):
     """An engine for one search.
 
-    ``seconds`` by ``clock``, spent in the calls: ``expand`` and ``score``.
+    ``seconds``: the time spent in ``expand`` and in ``score``, by ``clock``.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class InProcess(SteppedEngine):
     ) -> None:
         """``changes`` are EngineOptions of this search alone.
 
-        ``rounds``: those drawn; ``longest``: the tokens of its longest path with its next step.
+        ``rounds``: how many were drawn; ``longest``: tokens of its longest path with its next step.
         """
         options = replace(models.options, **changes)  # type: ignore[arg-type]
         self.clocked = Clocked(models.policy, clock)
@@ -189,7 +189,7 @@ class InProcess(SteppedEngine):
             return self.read()[call]
 
     def read(self) -> dict[int, list[float]]:
-        """The reward model's passes until nothing is left to read; rewards by call."""
+        """Run the reward model until nothing remains to be read; rewards by call."""
         rewards: dict[int, list[float]] = {}
         while self.scorer.busy:
             rewards |= dict(self.scorer.step())

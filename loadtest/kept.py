@@ -1,7 +1,7 @@
-"""Results of searches kept in a file, so that a comparison of hours goes on where it stopped.
+"""Results of searches kept in a file, so that a comparison of hours can go on where it stopped.
 
-A line holds what it was searched with and what came out. Only a result of the same spec, item,
-models, engine options and search code is taken back: whatever else stands in the file is left.
+A line holds a search's inputs and its result. Only a result of the same spec, item, models, engine
+options and search code is used again; all other lines of the file are left alone.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from search.stats import SearchStats
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a method made of one item: right or not, the numbers and the digest; the tree itself is
-    let go.
+    """A method's result on one item: right or not, the numbers and the digest. The tree itself is
+    not kept.
 
     ``illegal``: whether the chosen reply has a step that the rules forbid, None where there is no
-    reply. ``rounds``: its decisions, for who wants to repeat them.
+    reply. ``rounds``: its decisions, by which it can be repeated.
     """
 
     correct: bool
@@ -41,7 +41,7 @@ RESULT = TypeAdapter(Result)
 
 
 def code_of(*packages: ModuleType) -> str:
-    """A hash of all that stands in some packages' files."""
+    """A hash of all Python files of some packages."""
     digest = hashlib.sha256()
     for package in packages:
         for path in sorted(Path(package.__path__[0]).rglob("*.py")):
@@ -50,12 +50,12 @@ def code_of(*packages: ModuleType) -> str:
 
 
 def kept_results(path: Path | None, fingerprint: str) -> KeptLines[Result]:
-    """The results in a file (none if ``path`` is None) that ``fingerprint``'s engine gave, with
-    the code that decides how a tree grows, engine apart; by ``of_search``."""
+    """The results in a file (none if ``path`` is None) from the engine with this fingerprint and
+    the present code of ``search``; keyed by ``of_search``."""
     return KeptLines(path, f"{fingerprint} {code_of(search)}", RESULT)
 
 
 def of_search(item: Item, method: Method) -> str:
-    """What a search is kept by: its method's name and spec, its item."""
+    """The key of a search's result: its method's name and spec, and its item."""
     spec = method.spec.model_dump_json(exclude_none=True)
     return f"{method.name} {spec} {item.task} {item.seed} {item.question}"

@@ -1,4 +1,4 @@
-"""Do searches outlive the servers they are on and the wires to them, and is any wrong for it?
+"""Do searches survive faults of their servers and wires, and does any go wrong because of them?
 
 `python -m loadtest.kills [--servers sglang|vllm] [--searches 300] [--kills 4] [--quick] [--json]`
 
@@ -14,10 +14,10 @@ that was cut off goes on from there.
 A row says
 
 - ``answered``: it ended with an answer, not with an error (``errors`` names them);
-- ``wrong``: its answer or its steps are others than undisturbed;
-- ``other_digests``: its tree's digest is, rewards of four digits included, and in how many of
-  ``repeated`` undisturbed searches it is without any fault (``undisturbed_other_digests``):
-  arithmetic that follows the batch may turn the last of these digits;
+- ``wrong``: its answer or its steps are not those of the undisturbed search;
+- ``other_digests``: its tree's digest differs, rewards of four digits included; and in how many of
+  ``repeated`` undisturbed searches it differs without a fault (``undisturbed_other_digests``):
+  arithmetic that depends on the batch may change the last of these digits;
 - ``kills``, also before a run was cut off; of this run alone ``sent_again`` requests, searches that
   ``moved`` to another server, ``refused``: answers that became 429 with ``Retry-After``;
   ``faults``: the others, by name;
@@ -67,18 +67,18 @@ FULL = {"sglang": (300, 4), "vllm": (100, 10)}
 QUICK = {"sglang": (40, 2), "vllm": (6, 1)}
 AT_ONCE = 8
 REPEATED = 6
-"""One in so many is run undisturbed a second time."""
+"""One search in REPEATED is run undisturbed a second time."""
 POOL_TOKENS = 20_000
 CONNECT_SECONDS = 10.0
-"""Of a SGLang server: one that was killed refuses at once, one that starts is not waited for."""
+"""To an SGLang server: a killed one refuses at once, and a starting one is not waited for."""
 SHARE = 0.03
-"""Of the answers on a wire, that have a fault."""
+"""The share of the answers on a wire that have a fault."""
 SILENT_SECONDS = 20.0
-"""Of a wire that says nothing any more until it closes."""
+"""Seconds that a wire stays silent before it closes."""
 PATIENCE_SECONDS = 60.0
-"""For a vLLM server that works and is silent."""
+"""Seconds to wait for a vLLM server that works and is silent."""
 PAUSE_SECONDS = 0.5, 3.0
-"""Least and most, until a kill that is due."""
+"""Least and most seconds before a kill that is due."""
 CALM, AGAIN, FAULTY, KILLS = "undisturbed", "repeated", "faulty", "kills"
 Restart = Callable[[], Awaitable[None]]
 
@@ -94,10 +94,10 @@ class Ended:
 
 
 class Searches:
-    """Grows searches by their numbers, those that are kept not again."""
+    """Grows searches by number; those in the file are not grown again."""
 
     def __init__(self, path: Path | None, servers: str, items: Sequence[Item]) -> None:
-        """``path``: the file of what has ended; none is kept without."""
+        """``path``: the file of ended searches; None: they are not kept."""
         spec = REBASE_8.model_dump_json(exclude_none=True)
         self._kept = KeptLines(path, f"{servers} {spec}", TypeAdapter(Ended))
         self._killed = KeptLines(path, f"{servers} {spec} kills", TypeAdapter(int))
@@ -105,7 +105,7 @@ class Searches:
         self.done = asyncio.Condition()
 
     def ended(self, phase: str) -> dict[int, Ended]:
-        """What has ended of a phase, by number."""
+        """The searches of a phase that have ended, by number."""
         ends = {n: self._kept.get(self._name(phase, n)) for n in range(len(self._items))}
         return {number: end for number, end in ends.items() if end is not None}
 
@@ -125,14 +125,14 @@ class Searches:
         )
 
     async def undisturbed(self, engine: Engine) -> None:
-        """All of them, and some a second time."""
+        """Grow all searches, and some a second time."""
         count, start = len(self._items), time.monotonic()
         await self.run(CALM, engine, range(count))
         await self.run(AGAIN, engine, range(max(1, count // REPEATED)))
         say(f"undisturbed: {time.monotonic() - start:.0f} s")
 
     async def under_kills(self, engine: Engine, kills: int, restart: Restart) -> None:
-        """All of them, while a server is killed and started again so often by ``restart``."""
+        """Grow all searches while ``restart`` kills and restarts a server, ``kills`` times."""
         killing = asyncio.create_task(self.kill(kills, restart))
         try:
             await self.run(FAULTY, engine, range(len(self._items)))
@@ -142,7 +142,7 @@ class Searches:
         await killing
 
     async def kill(self, kills: int, restart: Restart) -> None:
-        """Each time another share of the searches has ended, at a random moment."""
+        """Restart a server each time a further share of the searches has ended, after a pause."""
         dice = random.Random(0)
         for number in range(self.kills, kills):
             due = number * len(self._items) // kills
@@ -154,7 +154,7 @@ class Searches:
             await restart()
 
     def row(self) -> dict[str, Any]:
-        """How all of them ended."""
+        """Counts of how all searches ended."""
         again = compared(self.ended(AGAIN), self.ended(CALM))
         return {
             "searches": len(self._items),
@@ -167,7 +167,7 @@ class Searches:
 
     @property
     def kills(self) -> int:
-        """How often a server was killed under them."""
+        """How often a server was killed during the searches."""
         return self._killed.get(KILLS) or 0
 
     async def _grow(self, engine: Engine, number: int) -> Ended:
@@ -185,7 +185,7 @@ class Searches:
 
 
 async def on_sglang(searches: Searches, kills: int, python: Path) -> dict[str, Any]:
-    """Two servers of the policy, of which the first is killed."""
+    """Run the searches on two servers of the policy, of which the first is killed."""
     policies = [policy_server(python, "arborkv", POOL_TOKENS) for _ in range(2)]
     reward, victim = reward_server(python, POOL_TOKENS), RealVictim(policies[0])
 
@@ -213,7 +213,7 @@ def _patient(policy: str, reward: str) -> AbstractAsyncContextManager[OpenaiEngi
 
 
 async def on_vllm(searches: Searches, kills: int) -> dict[str, Any]:
-    """One server of each kind, over wires that fail, of which the policy's is killed."""
+    """Run the searches on one server of each kind over faulty wires; the policy's is killed."""
     policy = VllmServer(Path(SPRIG.policy), POLICY_OPTIONS)
     reward = VllmServer(Path(str(SPRIG.prm)))
 
@@ -244,7 +244,7 @@ async def on_vllm(searches: Searches, kills: int) -> dict[str, Any]:
 
 
 def compared(disturbed: dict[int, Ended], calm: dict[int, Ended]) -> dict[str, Any]:
-    """How many had an answer, and how many another one or another tree than ``calm``."""
+    """How many were answered, and how many had another answer or another tree than in ``calm``."""
     pairs = [
         (mine, calm[n]) for n, mine in disturbed.items() if not mine.error and not calm[n].error
     ]
@@ -264,7 +264,7 @@ def held(row: dict[str, Any]) -> bool:
 async def measure(
     servers: str, searches: int, kills: int, kept_in: Path | None, python: Path
 ) -> dict[str, Any]:
-    """The row: what is not kept yet is run."""
+    """Run the searches that are not kept yet; the row of all."""
     start, runner = time.monotonic(), Searches(kept_in, servers, unlike_items("game24", searches))
     if servers == "vllm":
         disturbed = await on_vllm(runner, kills)

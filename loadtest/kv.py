@@ -1,17 +1,17 @@
 """What does a quarter of the KV cost? ArborKV's budget sweep and scaling test.
 
 `python -m loadtest.kv [--quick] [--json]`. Every search runs at full retention first;
-then each policy has a budget that is a share (rho) of what it held at most; what a branch under way
-reads stays even beyond that, beside nothing else. Searches run one at a time, as in the paper, in
-this process (`loadtest.in_process`): KV is looked at after every step, and every search has a
-budget of its own.
+then each policy has a budget that is a share (rho) of the most it held; what a branch under way
+reads stays even beyond the budget, and nothing else does. Searches run one at a time, as in the
+paper, in this process (`loadtest.in_process`): KV is looked at after every step, and every search
+has a budget of its own.
 
 `--policy` takes the server's exact policies (full, lru, arborkv), those that evict tokens
 (`loadtest.token_eviction`; under a policy of streams a path keeps rho of its tokens) and the groups
 `paper` and `ablations`. Every budget is by the exact engine's full retention.
 
-`least_tokens` is what the best order there is, which knows the whole search, would have computed
-again in what was held at most (`loadtest.least_read`), its steps drawn one after the other.
+`least_tokens`: what the best eviction order, which knows the whole search, would have computed
+again within the same peak (`loadtest.least_read`), with the steps drawn one after the other.
 
 With `--keep FILE` a measurement of hours goes on where an earlier run ended; `--split dev` asks the
 questions that constants are chosen on.
@@ -52,7 +52,7 @@ from search.policies.registry import POLICIES
 
 
 async def measure(plan: KvPlan) -> list[dict[str, Any]]:
-    """All rows, case by case."""
+    """Measure all rows, case by case."""
     searches = KvSearches(plan)
     worth = searches.models.options.value_params()
     names = dict.fromkeys((FULL_RETENTION, *plan.policies))
@@ -95,7 +95,7 @@ async def _cells(plan: KvPlan, searches: KvSearches, case: Case) -> dict[Cell, l
 async def _runs_of(
     plan: KvPlan, searches: KvSearches, case: Case, item: Item, *, backwards: bool
 ) -> dict[Cell, KvRun]:
-    """One question at full retention, then by every policy in every budget."""
+    """Run one question at full retention, then under every policy in every budget."""
     reference = await searches.run(case, item, FULL_RETENTION, 1.0, None)
     cells: list[Cell] = [(policy, rho) for rho in plan.rhos for policy in plan.policies]
     whole: Cell = (FULL_RETENTION, 1.0)

@@ -1,4 +1,4 @@
-"""A row of `loadtest.kv`: what a KV policy made of some searches in a budget."""
+"""A row of `loadtest.kv`: means over searches under one KV policy in one budget."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from search.spec import StopReason
 from search.tree import combined_digest
 
 MOST_SHARE = 0.27
-"""Section 8 of the design: a quarter, and what a step takes beyond it."""
+"""Largest share of full retention's peak (section 8 of the design): a quarter, and a step more."""
 
 COLUMNS = (
     "task",
@@ -45,9 +45,9 @@ class KvRun:
     """One search in one budget. Tokens are of the policy model's KV.
 
     ``peak``: held at most; ``active``: the most that running branches read or wrote at once;
-    ``recomputed``: given up and computed again, in ``rehydrations`` prefills that took
-    ``again_seconds`` of the ``seconds``; ``policy_seconds``: deciding what goes; ``longest``: what
-    its longest path and that path's next step take; ``least_tokens``: what the best order there is
+    ``recomputed``: evicted and computed again, in ``rehydrations`` prefills that took
+    ``again_seconds`` of the ``seconds``; ``policy_seconds``: spent on deciding; ``longest``: the
+    tokens of its longest path with its next step; ``least_tokens``: what the best eviction order
     would have computed again (`loadtest.least_read`), None under token eviction.
     """
 
@@ -68,7 +68,7 @@ class KvRun:
 
     @classmethod
     def of(cls, item: Item, outcome: Outcome, **measured: Any) -> KvRun:
-        """What a search came to; ``measured``: from ``budget`` on."""
+        """The run of a search; ``measured``: the fields from ``budget`` on."""
         cost = outcome.stats.engine
         return cls(
             correct=judge(TASKS[item.task], item.question, outcome).correct,

@@ -1,4 +1,4 @@
-"""A search under a KV policy in a budget, for `loadtest.kv`. What is kept is not run again."""
+"""A search under a KV policy in a budget, for `loadtest.kv`. Kept searches are not run again."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ RUN = TypeAdapter(KvRun)
 
 
 def options_of(plan: KvPlan) -> EngineOptions:
-    """Room for all. Raises ValueError for a ``theta`` that cannot be used."""
+    """Engine options with room for all. Raises ValueError for a ``theta`` that cannot be used."""
     rooms = {"kv_tokens": ROOMY, "prm_kv_tokens": 2 * ROOMY}
     return replace(SPRIG, **rooms, threads=plan.threads, kv_theta=plan.theta)
 
@@ -55,8 +55,8 @@ class KvSearches:
     async def run(
         self, case: Case, item: Item, policy: str, rho: float, reference: KvRun | None
     ) -> KvRun:
-        """A question under a policy in rho of what ``reference``, full retention's run, held at
-        most, beside what branches read; None for that run itself."""
+        """Run a question under a policy with rho times the KV that ``reference``, the run at full
+        retention, held at most; None for that run itself."""
         name = f"{policy} at {rho:g}" if reference else FULL_RETENTION
         if reference and self._active:
             name += " or what is read"
@@ -88,12 +88,12 @@ class KvSearches:
     async def _exact(
         self, case: Case, item: Item, policy: KvPolicy, pool: int, budget: int
     ) -> KvRun:
-        """One search in a budget.
+        """Run one search in a budget.
 
-        ``pool``: slots, room for every path and its next step at its longest; ``budget``: from
-        which on only what is read stays.
+        ``pool``: slots, enough for the longest path with its next step; ``budget``: beyond it
+        only what is being read stays.
         """
-        gc.collect()  # an engine's parts refer to each other: the last one's KV is still there
+        gc.collect()  # frees the last engine's KV: its parts refer to each other
         engine = InProcess(self.models, kv_policy=policy, kv_tokens=pool)
         cache = engine.scheduler.cache
         cache.budget = budget
@@ -116,6 +116,6 @@ class KvSearches:
 
 
 def _as_cached(draws: Sequence[Draw]) -> list[Draw]:
-    """The same draws, each with the KV that the embedded engine reads and leaves for it: a path's
-    last token has none before it goes on, and is then run in any case."""
+    """The same draws as the embedded engine's KV has them: a path's last token gets its KV only
+    when the path goes on, and is always computed then."""
     return [(prefix[:-1], (prefix[-1], *step[:-1])) for prefix, step in draws]

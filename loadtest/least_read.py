@@ -1,14 +1,14 @@
-"""The least that any cache of a given size has to read again: Belady's order, in hindsight.
+"""The fewest tokens that any cache of a given size has to read again: Belady's order, in hindsight.
 
-What was served is gone through once more: a request begins with a prefix, all of which has to be
-there from then on, draws, and is over. What nobody is at work on may go at any moment. Between two
-reads a token either stays, and takes a place all the while, or is read again. Which ones to give up
-so that the fewest are read again is an interval scheduling of unit weights: whenever places run
-out, the one whose next read is latest goes, and no other choice is better. Exact, and no bound
-alone, since this order asks for nothing that a prefix tree forbids: what is above a token is read
-whenever the token is, so what is read latest can be taken from the tips. One case is left in which
-it asks for more than a tree may give: a path that was evicted and is not read but drawn once more.
-There it says less than the best order would read, never more.
+The served requests are replayed: a request begins with a prefix, all of which has to be cached from
+then on, draws, and is over. Tokens that no request uses may be evicted at any moment. Between two
+reads a token either stays, and takes a place all the while, or is read again. Choosing which to
+evict so that the fewest are read again is interval scheduling with unit weights: whenever places
+run out, the token whose next read is latest goes, and no other choice is better. The number is
+exact, not only a bound, since this order asks for nothing that a prefix tree forbids: the tokens
+above a token are read whenever it is, so those read latest can be taken from the tips. In one case
+it asks for more than a tree can give: a path that was evicted and is not read but drawn once more.
+There it gives less than the best order would read, never more.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def draws_of(outcome: Outcome) -> list[Draw]:
 
 
 def one_by_one(draws: Sequence[Draw]) -> list[Served]:
-    """Draws that are served one after the other."""
+    """The events of draws that are served one after the other."""
     return [
         event
         for turn, (prefix, step) in enumerate(draws)
@@ -91,7 +91,7 @@ def least_read_again(served: Sequence[Served], pool: int) -> int:
 
 
 def _walk(trie: TokenTrie, paths: dict[int, list[int]], event: Served) -> list[int]:
-    """The tokens that an event is about: a request's that is over, all of them."""
+    """The tokens of an event; for ``Over`` all tokens of its request."""
     if isinstance(event, Over):
         return paths.pop(event.request)
     if isinstance(event, Begun):
@@ -112,7 +112,7 @@ class TokenTrie:
     _below: dict[tuple[int, int], int] = field(default_factory=dict)
 
     def walk(self, tokens: Sequence[int], at: int = ROOT) -> list[int]:
-        """The numbers of a path's tokens."""
+        """The numbers of a path's tokens below the token ``at``."""
         numbers = []
         for token in tokens:
             number = self._below.setdefault((at, token), len(self.depth))
@@ -125,11 +125,11 @@ class TokenTrie:
 
 @dataclass(slots=True)
 class _Cache:
-    """The tokens that are cached. ``uses``: when each will be read, the next time last; infinity
-    where it is drawn once more, which costs the same with it and without.
+    """The cached tokens. ``uses``: turns at which each will be read, the next one last; infinite
+    where it is drawn once more, which costs the same whether it is cached or not.
 
-    ``_order``: what nobody is at work on, what goes first in front; an entry of a token that has
-    been used since, or is at work, says nothing.
+    ``_order``: a heap of tokens that no request uses, the first to evict in front; an entry whose
+    token has been used since, or is in use, is out of date.
     """
 
     depth: list[int]
@@ -141,7 +141,7 @@ class _Cache:
     _order: list[tuple[float, int, int]] = field(default_factory=list)
 
     def need(self, tokens: Sequence[int], pool: int, *, read: bool) -> None:
-        """A request needs these from now on; whether it reads them or draws them."""
+        """A request uses these from now on; ``read``: it reads them, else it draws them."""
         for token in tokens:
             self.uses[token].pop()
             if read:
@@ -162,6 +162,6 @@ class _Cache:
                 heapq.heappush(self._order, (self._turn(token), -self.depth[token], token))
 
     def _turn(self, token: int) -> float:
-        """Lowest first: what is read latest, or never."""
+        """Order of eviction, lowest first: tokens that are read latest, or never."""
         coming = self.uses[token]
         return -coming[-1] if coming else -math.inf

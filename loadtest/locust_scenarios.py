@@ -24,7 +24,7 @@ CHAT = "/v1/chat/completions"
 QUESTIONS = TASKS["game24"].questions("dev", 64)
 BURST_SECONDS = 5.0
 WIDTHS = {1: 8, 4: 4, 16: 2, 64: 1}
-"""How often each width is asked for."""
+"""The relative frequency of each width."""
 RECORDS = os.environ.get("LOADTEST_RECORDS")
 PERIOD = float(os.environ.get("LOADTEST_PERIOD", "0"))
 
@@ -50,7 +50,7 @@ class Asker(FastHttpUser):
         self.client.post(CHAT, json=body, headers=headers, name=self.key)
 
     def request_fields(self) -> dict[str, Any]:
-        """What is asked for beside the question."""
+        """The fields of the request beside the question."""
         return {"search": {"width": 4}} if random.random() < 0.5 else {"max_tokens": 32}
 
 
@@ -85,7 +85,7 @@ class LongTails(Asker):
     wait_time = constant_throughput(0.5)
 
     def request_fields(self) -> dict[str, Any]:
-        """Pareto with shape 1.2, bounded."""
+        """A size from a bounded Pareto distribution of shape 1.2."""
         size = random.paretovariate(1.2)
         if random.random() < 0.5:
             return {"max_tokens": min(256, int(8 * size))}
@@ -93,31 +93,31 @@ class LongTails(Asker):
 
 
 class Abused(Asker):
-    """The same steady users as ever, beside whom somebody's key asks without end."""
+    """Steady users, beside whom another key asks without end."""
 
     weight = 3
     wait_time = constant_throughput(0.5)
 
 
 class Abuser(Asker):
-    """The key that asks without end, and widely."""
+    """Users of the key that asks without end, for wide searches."""
 
     weight = 1
     key = "abusive"
     wait_time = constant(0)
 
     def request_fields(self) -> dict[str, Any]:
-        """As much as it may."""
+        """The widest search."""
         return {"search": {"width": 64}}
 
 
 class Paced(Asker):
-    """By the clock from a moment by chance on; without a period, again at once."""
+    """Asks once a period from a random moment on; without a period, again at once."""
 
     abstract = True
 
     def on_start(self) -> None:
-        """Wait for the moment."""
+        """Wait for a random moment within the period."""
         wait = random.uniform(0.0, PERIOD)
         self.due = time.time() + wait
         time.sleep(wait)
@@ -142,11 +142,11 @@ class Mixture(Paced):
     weight = 9
 
     def request_fields(self) -> dict[str, Any]:
-        """Both in turns by chance."""
+        """A plain reply or a search, at random."""
         return {"max_tokens": 48} | ({"search": {"width": 4}} if random.random() < 0.5 else {})
 
     def send(self, body: dict[str, Any], headers: dict[str, str]) -> None:
-        """A stream that ends before its last event is a failure."""
+        """Ask, one time in five for a stream, which fails without its last event."""
         if random.random() < 0.8:
             super().send(body, headers)
             return
@@ -163,7 +163,7 @@ class Leaver(Mixture):
     key = "leaver"
 
     def __init__(self, environment: Any) -> None:
-        """Its patience is its own."""
+        """Choose a random timeout."""
         self.network_timeout = random.uniform(0.01, 0.5)
         super().__init__(environment)
 

@@ -29,9 +29,9 @@ Device = Literal["cuda", "cpu"]
 
 START_SECONDS = 1200.0
 PATIENCE_SECONDS = 120.0
-"""For a sign of life from a server that shares its cores."""
+"""Seconds to wait for a sign of life from a server that shares its cores."""
 MEMORY = 0.5
-"""SGLang's own bound, which others' memory counts towards; pools are given in tokens."""
+"""SGLang's bound on memory, other processes' included; pools are given in tokens."""
 
 
 def policy_server(
@@ -45,7 +45,7 @@ def policy_server(
     seeds: bool = True,
 ) -> LaunchedServer:
     """A policy's server, not started. ``kv_policy``: SGLang's own ``lru``, or ``arborkv``, our
-    plug-in's cache. It draws by ``seeds`` unless it drafts."""
+    plug-in's cache. ``seeds``: whether it draws by seed."""
     return LaunchedServer(
         LaunchOptions(
             model=model,
@@ -68,7 +68,7 @@ def reward_server(
     args: Sequence[str] = (),
     device: Device = "cpu",
 ) -> LaunchedServer:
-    """A reward model's server, not started; as the launched one of the engine it evicts by age."""
+    """A reward model's server, not started; it evicts by age, as a launched one does."""
     assert model is not None, "the bundled models have a reward model"
     return policy_server(
         python, "lru", kv_tokens, model=model, args=args, device=device, seeds=False
@@ -77,7 +77,7 @@ def reward_server(
 
 @asynccontextmanager
 async def started(servers: Sequence[LaunchedServer]) -> AsyncIterator[None]:
-    """The servers are ready; they end afterwards."""
+    """Start the servers and wait until they are ready; stop them at the end."""
     try:
         for server in servers:
             server.start()
@@ -91,8 +91,8 @@ async def started(servers: Sequence[LaunchedServer]) -> AsyncIterator[None]:
 async def engine_on(
     policies: Sequence[LaunchedServer], rewards: Sequence[LaunchedServer], **changes: Any
 ) -> AsyncIterator[SglangEngine]:
-    """An engine on servers that run. Without a reward server it gives no rewards of its own;
-    ``changes`` are SglangOptions."""
+    """An engine on running servers. Without a reward server it gives no rewards; ``changes`` are
+    SglangOptions."""
     options = SglangOptions(
         policy=policies[0].options.model,
         policy_urls=tuple(server.url for server in policies),
@@ -113,8 +113,8 @@ async def engine_on(
 async def sglang_engine(
     *, kv_tokens: int, prm_kv_tokens: int, threads: int
 ) -> AsyncIterator[SglangEngine]:
-    """What ``loadtest.searches.embedded`` is, on two servers of the bundled models: our plug-in
-    decides what the policy's evicts, age what the reward model's does.
+    """As ``loadtest.searches.embedded``, but on two servers of the bundled models: the policy's
+    evicts by our plug-in, the reward model's by age.
 
     SGLang computes with as many threads as it likes; ``threads`` is the embedded engine's alone.
     """
@@ -138,7 +138,7 @@ async def at_work(server: LaunchedServer) -> int:
 
 
 def cpu_seconds(server: LaunchedServer) -> float:
-    """Since its start: a launched server leads a session of its own. 0 where there is no /proc."""
+    """Processor seconds of a server's session since its start; 0 where there is no /proc."""
     assert server.process is not None, "it runs"
     seconds = 0.0
     for pid in (int(path.name) for path in Path("/proc").glob("[0-9]*")):
@@ -153,9 +153,9 @@ def _client(server: LaunchedServer) -> httpx.AsyncClient:
 
 
 def to_its_end(work: Coroutine[Any, Any, T]) -> T:
-    """``asyncio.run``, which SIGTERM ends in good order: servers that were started end too.
+    """``asyncio.run`` that SIGTERM ends in good order, so that started servers end too.
 
-    The program ends then, as after an interrupt, with 128 and the signal's number.
+    After SIGTERM or an interrupt the program exits with 128 plus the signal's number.
     """
 
     async def until_terminated() -> T:

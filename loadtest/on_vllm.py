@@ -23,7 +23,7 @@ from runtime.openai.openai_options import OpenaiOptions, ServedModel
 from runtime.sglang.launched_server import free_port
 
 VLLM = Path(".venv-vllm/bin/vllm")
-"""Of the environment that ``make vllm-env`` makes."""
+"""vLLM's command in the environment that ``make vllm-env`` makes."""
 START_SECONDS = 900.0
 STOP_SECONDS = 60.0
 LAST_WORDS = 2000
@@ -36,7 +36,7 @@ ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"}
 
 @dataclass(slots=True)
 class VllmServer:
-    """A server of ``model`` on one port for all of its lives; ``options`` are vLLM's own."""
+    """A server of ``model`` that keeps its port when it starts again; ``options`` are vLLM's."""
 
     model: Path
     options: Sequence[str] = ()
@@ -47,11 +47,11 @@ class VllmServer:
 
     @property
     def url(self) -> str:
-        """Where it listens."""
+        """The server's URL."""
         return f"http://127.0.0.1:{self.port}"
 
     def start(self) -> None:
-        """Start it, in a group of processes of its own."""
+        """Start it in a process group of its own."""
         command = [str(VLLM), "serve", str(self.model), "--host", "127.0.0.1"]
         command += ["--port", str(self.port), "--max-model-len", str(self.context)]
         self.process = subprocess.Popen(
@@ -63,7 +63,7 @@ class VllmServer:
         )
 
     def ready(self, seconds: float = START_SECONDS) -> None:
-        """Until it answers. Raises RuntimeError with its last words."""
+        """Wait until it answers. Raises RuntimeError with the end of its log."""
         until = time.monotonic() + seconds
         while time.monotonic() < until and self._runs():
             try:
@@ -74,11 +74,11 @@ class VllmServer:
         raise RuntimeError(f"vLLM is not ready: {self._last_words()}")
 
     def kill(self) -> None:
-        """End it and all that it has started, without a word."""
+        """Kill its process group."""
         self._end(signal.SIGKILL)
 
     def stop(self) -> None:
-        """End it and all that it has started."""
+        """Terminate its process group, if it runs."""
         if self._runs():
             self._end(signal.SIGTERM)
 
@@ -97,7 +97,7 @@ class VllmServer:
 
 @asynccontextmanager
 async def engine_at(policy: str, reward: str, **changes: Any) -> AsyncIterator[OpenaiEngine]:
-    """The openai engine over the bundled models at these addresses, on cores that are shared;
+    """The openai engine over the bundled models at these URLs, with timeouts for shared cores;
     ``changes`` are OpenaiOptions."""
     assert SPRIG.prm is not None, "the bundled models have a reward model"
     options = OpenaiOptions(
@@ -116,7 +116,7 @@ async def engine_at(policy: str, reward: str, **changes: Any) -> AsyncIterator[O
 
 @asynccontextmanager
 async def serving(servers: Sequence[VllmServer]) -> AsyncIterator[None]:
-    """The servers are ready; they end afterwards."""
+    """Start the servers and wait until they are ready; stop them at the end."""
     try:
         for server in servers:
             server.start()

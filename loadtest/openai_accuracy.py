@@ -48,7 +48,7 @@ POOL_TOKENS = 20_000
 
 
 async def searched(name: str, engine: Engine, items: Sequence[Item], path: Path | None) -> Results:
-    """Each item's search; those that are kept there are not run again."""
+    """Run each item's search; those kept in the file ``path`` are not run again."""
     method, store = Method(name, REBASE_8), kept_results(path, name)
 
     async def search_item(item: Item) -> Result:
@@ -63,7 +63,7 @@ async def searched(name: str, engine: Engine, items: Sequence[Item], path: Path 
 
 
 async def over_vllm(items: Sequence[Item], path: Path | None) -> dict[str, Any]:
-    """vLLM's searches and the embedded engine's."""
+    """Compare searches on vLLM with the embedded engine's."""
     async with embedded(threads=1) as engine:
         reference = await searched("embedded", engine, items, path)
     policy = VllmServer(Path(SPRIG.policy), POLICY_OPTIONS)
@@ -74,7 +74,7 @@ async def over_vllm(items: Sequence[Item], path: Path | None) -> dict[str, Any]:
 
 
 async def over_sglang(items: Sequence[Item], python: Path) -> dict[str, Any]:
-    """SGLang's, by either of its interfaces."""
+    """Compare searches on SGLang by its two interfaces."""
     servers = [policy_server(python, "lru", POOL_TOKENS), reward_server(python, POOL_TOKENS)]
     native, openai = (Results(Method(name, REBASE_8)) for name in ("sglang", "openai"))
     async with (
@@ -93,7 +93,7 @@ async def over_sglang(items: Sequence[Item], python: Path) -> dict[str, Any]:
 
 
 def summary(items: Sequence[Item], sides: Sequence[Results]) -> dict[str, Any]:
-    """A row a task and an engine, of which the second is compared with the first."""
+    """A row per task and engine; the second engine is compared with the first."""
     places = {task: [n for n, item in enumerate(items) if item.task == task] for task in TASK_NAMES}
     rows = [
         row(side.method, task, [side.results[n] for n in places[task]])
@@ -107,7 +107,7 @@ def summary(items: Sequence[Item], sides: Sequence[Results]) -> dict[str, Any]:
 
 
 def row(method: Method, task: str, results: Sequence[Result]) -> dict[str, Any]:
-    """An engine's searches of one task, as means."""
+    """The means of an engine's searches of one task."""
 
     def mean(of: Callable[[SearchStats], float]) -> float:
         return round(sum(of(result.stats) for result in results) / len(results), 2)
@@ -127,7 +127,7 @@ def row(method: Method, task: str, results: Sequence[Result]) -> dict[str, Any]:
 
 
 def compared(mine: Sequence[Result], other: Sequence[Result]) -> dict[str, Any]:
-    """What searches cost, pair by pair."""
+    """The cost of ``mine`` relative to ``other``, paired by item."""
     pairs = [(a.stats, b.stats) for a, b in zip(mine, other, strict=True)]
     ratios = [a.seconds / b.seconds for a, b in pairs]
     return {

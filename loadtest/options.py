@@ -1,4 +1,4 @@
-"""The options of benchmarks: what most of them take is said once, and a wrong one is one line."""
+"""The options of benchmarks: shared ones are defined once, and a wrong one gives one line."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from loadtest.turns import CLOCKS
 
 Plan = TypeVar("Plan")
 PYTHON = Path(".venv-sglang/bin/python")
-"""Of the environment that ``make sglang-env`` makes."""
+"""The Python of the environment that ``make sglang-env`` makes."""
 
 
 def at_least(least: int) -> Callable[[str], int]:
-    """A reader of counts."""
+    """A parser of integers of at least ``least``."""
 
     def read(text: str) -> int:
         value = int(text)
@@ -24,12 +24,12 @@ def at_least(least: int) -> Callable[[str], int]:
             raise argparse.ArgumentTypeError(f"{text}: must be at least {least}")
         return value
 
-    read.__name__ = "number"  # as argparse calls what is none
+    read.__name__ = "number"  # argparse's name for it in errors
     return read
 
 
 def listed(kind: type, choices: Collection[str] = ()) -> Callable[[str], list[Any]]:
-    """A reader of values separated by commas: of those known, or numbers above 0."""
+    """A parser of values separated by commas: from ``choices``, or numbers above 0."""
 
     def read(text: str) -> list[Any]:
         try:
@@ -47,7 +47,7 @@ def listed(kind: type, choices: Collection[str] = ()) -> Callable[[str], list[An
 
 
 def output_file(text: str) -> Path:
-    """A reader of a file's path that can be written."""
+    """Parse the path of a file to be written: its folder must exist."""
     path = Path(text)
     if not path.parent.is_dir():
         raise argparse.ArgumentTypeError(f"{text}: there is no folder {path.parent}")
@@ -71,15 +71,15 @@ SHARED: Mapping[str, Mapping[str, Any]] = {
     },
     "python": {"type": Path, "default": PYTHON, "help": "of SGLang's environment"},
 }
-"""What options of these names mean, wherever they are taken."""
+"""The shared options, which mean the same in every benchmark."""
 
 
 class BenchmarkParser(argparse.ArgumentParser):
     """Reads the options of ``python -m loadtest.NAME``; a wrong one ends it with one line."""
 
     def __init__(self, name: str, doc: str | None, *shared: str, **described: str) -> None:
-        """``doc``: the module's own; ``shared``: of SHARED, by name, those ``described`` with what
-        they are here. ``--json`` is one of every benchmark."""
+        """``doc``: the module's own; ``shared``: names of SHARED; ``described``: more of them,
+        each with a help text of its own. Every benchmark also has ``--json``."""
         super().__init__(
             prog=f"python -m loadtest.{name}",
             description=doc,
@@ -94,7 +94,7 @@ class BenchmarkParser(argparse.ArgumentParser):
     def by_commas(
         self, option: str, dest: str, choices: type | Collection[str], of: str = ""
     ) -> None:
-        """Take a list: of names that are known, or of numbers of that type."""
+        """Add an option that takes a list: of ``choices``, or of numbers if that is a type."""
         reader = listed(choices) if isinstance(choices, type) else listed(str, choices)
         says = f"{of}, by commas" if of else "by commas"
         self.add_argument(f"--{option}", type=reader, dest=dest, help=says)
@@ -105,7 +105,7 @@ class BenchmarkParser(argparse.ArgumentParser):
 
 
 def planned(plan: Plan, options: argparse.Namespace) -> Plan:
-    """A plan with what was given in place of its fields of those names."""
+    """The plan with the options that were given in place of its fields of the same names."""
     names = {field.name for field in fields(plan)} & vars(options).keys()  # type: ignore[arg-type]
     changes = {name: value for name in names if (value := getattr(options, name)) is not None}
     return replace(plan, **changes)  # type: ignore[type-var]

@@ -29,12 +29,12 @@ def bootstrap95_by_group(groups: Sequence[Sequence[float]], seed: int = 0) -> li
 
 
 def loss_p(differences: Sequence[float], seed: int = 0) -> float:
-    """One-sided p of a loss: the share of resampled means that are no loss, of at least 1e-4."""
+    """One-sided p of a loss: the share of resampled means that are no loss, at least 1e-4."""
     return max(float((_means([differences], seed) >= 0).mean()), 1 / RESAMPLES)
 
 
 def _means(groups: Sequence[Sequence[float]], seed: int) -> NDArray[np.float64]:
-    """Of resamples. SciPy asks for two items of a group: one stands for two of its kind."""
+    """Means of the resamples. SciPy needs two items per group, so a single one counts twice."""
     samples = [np.asarray(group if len(group) > 1 else [*group] * 2) for group in groups]
 
     def mean(*resampled: NDArray[np.float64], axis: int) -> NDArray[np.float64]:

@@ -1,4 +1,4 @@
-"""Searches that the playground shows before it asks anything: recorded from a server.
+"""Record from a server the searches that the playground shows before it asks anything.
 
 `python -m loadtest.playground_recordings http://127.0.0.1:8000 > server/playground/recorded.json`;
 again whenever the bundled models change. Each event keeps the moment at which it came.
@@ -21,16 +21,16 @@ SEARCHES = {
     "blocksworld": {"policy": "ets", "width": 12, "seed": 3},
     "wordproblem": {"policy": "rebase", "width": 12, "seed": 5},
 }
-"""What is asked of each task."""
+"""The search of each task."""
 QUESTION = 2
-"""Which of a task's dev questions."""
+"""The index of the question among a task's dev questions."""
 DONE = ("object", "status", "answer", "answers", "unanswered", "text", "vote", "seed", "policy",
         "width", "stop_reason", "usage", "stats")  # fmt: skip
 """What the page reads of a search that is done."""
 
 
 def recorded(url: str, task: str) -> dict[str, Any]:
-    """One search: its question, its title and its events, each `[milliseconds, name, data]`."""
+    """Record one search: its question, title and events, each `[milliseconds, name, data]`."""
     question, search = TASKS[task].questions("dev", QUESTION + 1)[QUESTION], SEARCHES[task]
     body = {"question": question, "search": search, "stream": True}
     events: list[list[Any]] = []

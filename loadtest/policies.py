@@ -59,7 +59,7 @@ class KeepOne(LevelPolicy):
     scores: ClassVar[Scores] = Scores.ALL
 
     def share(self, tree: Tree, leaves: list[Node], spend: int) -> Round:
-        """The best leaf, alone."""
+        """Give the best leaf the whole width."""
         best, *rest = by_reward(leaves, "keep one")
         return Round({best.id: spend}, tuple(sorted(node.id for node in rest)))
 
@@ -88,7 +88,7 @@ class PolicyPlan:
 
     @property
     def engines(self) -> EngineFactory:
-        """What makes its engines."""
+        """The factory of the plan's engines."""
         return ENGINES[self.engine]
 
     def another(self) -> bool:
@@ -123,7 +123,7 @@ QUICK_SECONDS = 80.0
 
 
 def methods_of(plan: PolicyPlan, task: str) -> list[Method]:
-    """Every policy at every width, and what keeps one leaf."""
+    """Every policy at every width, and ``KeepOne`` at each."""
     methods = []
     for width in plan.widths:
         methods += [Method(p, budget_weight.spec_for(p, width, task)) for p in plan.policies]
@@ -133,7 +133,7 @@ def methods_of(plan: PolicyPlan, task: str) -> list[Method]:
 
 
 async def measure(plan: PolicyPlan) -> list[dict[str, Any]]:
-    """All rows, task by task and width by width."""
+    """Measure all rows, task by task and width by width."""
     rows = []
     for task in plan.tasks:
         items = items_of(task, "test", plan.questions, plan.seed)

@@ -1,4 +1,4 @@
-"""What the KV policy takes to decide, an event at a time, once a search has 1,000 blocks."""
+"""Time the KV policy's decisions, event by event, once a search has 1,000 blocks."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ TREE = "tree"
 
 
 class RandomSearch:
-    """A best-first search by values that it draws, over steps of random tokens, in a cache that
-    cannot hold it. ``events``: the seconds of each transition and each event of pressure."""
+    """A best-first search by random values, over steps of random tokens, in a cache that cannot
+    hold it. ``events``: the seconds of each transition and each event of pressure."""
 
     def __init__(self, cache: PrefixCache, draw: random.Random) -> None:
-        """The prompt alone."""
+        """Begin with the prompt alone."""
         self.cache, self.draw = cache, draw
         self.events: list[float] = []
         self.depth, self.value = {ROOT: 0}, {ROOT: 0.5}
@@ -59,7 +59,7 @@ class RandomSearch:
                     moving = 0.0
 
     def _move(self) -> Hint:
-        """The best open nodes are active, to be expanded now."""
+        """Activate the best open nodes, to be expanded now; the hint that says so."""
         ahead = sorted(self._open, key=lambda node: (-self.value[node], node))
         hint = Hint(self._fresh, tuple(ahead[:ACTIVE]), (), tuple(ahead))
         self._open -= set(hint.active)
@@ -67,8 +67,8 @@ class RandomSearch:
         return hint
 
     def _grow(self, parent: int) -> float:
-        """A step of random tokens below a node, which may be expanded if it is not too deep;
-        seconds to make room for it."""
+        """Add a step of random tokens below a node, to be expanded if it is not too deep; seconds
+        to make room for it."""
         step, node = self._tokens(STEP_TOKENS), len(self.depth)
         self.depth[node] = self.depth[parent] + 1
         self.value[node] = self._fresh[node] = round(self.draw.betavariate(2, 2), 4)
@@ -85,7 +85,7 @@ class RandomSearch:
         return pressing
 
     def _tokens(self, count: int) -> np.ndarray:
-        """Random ones."""
+        """``count`` random tokens."""
         return np.array(self.draw.choices(range(900), k=count), dtype=np.int64)
 
     def _timed(self, event: Callable[[], object]) -> float:

@@ -39,7 +39,7 @@ UNTIMED = dict.fromkeys(
 
 @dataclass(frozen=True, slots=True)
 class PolicyCell:
-    """What a task and a width gave: the comparison's results and the timing of each pool.
+    """One task and width: the comparison's results and the timing of each pool.
 
     ``peak``: REBASE's, in tokens; the pools are shares of it, if large enough to work in. Without
     ``timings`` nothing was timed.
@@ -66,7 +66,7 @@ class PolicyCell:
         ]
 
     def _comparison(self, name: str) -> dict[str, Any]:
-        """What does not depend on the pool. Counts and costs are sums over the questions."""
+        """Columns that do not depend on the pool. Counts and costs are sums over the questions."""
         mine, baseline = self.results[name], self.results[self.baseline]
         kv = {
             which: results.total(lambda s: s.kv_tokens_total)
@@ -95,7 +95,7 @@ class PolicyCell:
         }
 
     def _timing(self, name: str, pool: float) -> dict[str, Any]:
-        """What the pool decides."""
+        """Columns that depend on the pool."""
         timing = self.timings[pool]
         rate, at_once = timing.best(name)
         return {
@@ -111,7 +111,7 @@ class PolicyCell:
         }
 
     def _decision_cost(self, name: str) -> dict[str, Any]:
-        """What deciding costs, in the largest pool with the fewest searches at once."""
+        """The cost of deciding, in the largest pool with the fewest searches at once."""
         timing = self.timings[max(self.timings)]
         searches = timing.decisions[name]
         seconds = [s for search in searches for s in search.seconds]

@@ -66,7 +66,7 @@ class Generating:
         self.model = loaded.eval()
 
     async def run(self, prompt: Sequence[int], branches: int) -> int:
-        """Tokens drawn."""
+        """Draw from a prompt; the number of tokens drawn."""
         ids = torch.tensor([list(prompt)] * branches)
         with torch.inference_mode():
             out = self.model.generate(
@@ -81,14 +81,14 @@ class Generating:
 
 
 class Expanding:
-    """A round of an engine: as many children of one prompt."""
+    """Rounds of an engine, each of which draws children of one prompt."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.rounds = 0
 
     async def run(self, prompt: Sequence[int], branches: int) -> int:
-        """Tokens drawn."""
+        """Draw from a prompt; the number of tokens drawn."""
         self.rounds += 1
         tree = f"round-{self.rounds}"
         sampling = Sampling(stop=(), max_step_tokens=TOKENS)
@@ -102,8 +102,8 @@ class Expanding:
 
 
 async def rate_rows(folder: Path, repeats: int, threads: int, sglang: bool) -> list[dict[str, Any]]:
-    """Tokens a second of all, and each one's over `generate`'s; every repeat has a prompt that
-    nobody has read."""
+    """Tokens a second of each engine, and over those of `generate`; every repeat has a prompt that
+    is not cached."""
     text, prompts = Text(folder), iter(range(10**6))
 
     def prompt() -> list[int]:
@@ -127,7 +127,7 @@ async def rate_rows(folder: Path, repeats: int, threads: int, sglang: bool) -> l
                 name: lambda drawer=drawer, n=branches: drawer.run(prompt(), n)
                 for name, drawer in drawing.items()
             }
-            await in_turns(calls, 1)  # what is made at first use
+            await in_turns(calls, 1)  # warms up
             times = await in_turns(calls, repeats)
             speeds = {name: statistics.median(times.rates(name)) for name in calls}
             row: dict[str, Any] = {"branches": branches, "threads": threads}
@@ -140,7 +140,7 @@ async def rate_rows(folder: Path, repeats: int, threads: int, sglang: bool) -> l
 
 
 async def kv_rows(folder: Path, threads: int) -> list[dict[str, Any]]:
-    """Each search in all the KV that it wants, and in a quarter of what it held then."""
+    """Run each search with ample KV, and in a quarter of the most that it then held."""
     plain = EngineOptions(policy=folder, reward_format="none", threads=threads)
     rows = []
     for spec in SPECS:
@@ -164,7 +164,7 @@ async def kv_rows(folder: Path, threads: int) -> list[dict[str, Any]]:
 
 
 async def grow_timed(options: EngineOptions, spec: SearchSpec) -> tuple[Outcome, float]:
-    """One search on an engine of its own, and its seconds."""
+    """Run one search on an engine of its own; the outcome and its seconds."""
     text = Text(options.policy)
     prompt = tuple(text.encode_chat([{"role": "user", "content": QUESTION}]))
     async with embedded(options) as engine:

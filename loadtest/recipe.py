@@ -44,7 +44,7 @@ class Section(BaseModel):
 
 
 class Source(Section):
-    """Where the figures stand."""
+    """Where the figures were published."""
 
     paper: str
     place: str
@@ -71,7 +71,7 @@ class Recipe(Section):
 
     @property
     def settings(self) -> Settings:
-        """Of the models. Raises SettingsError."""
+        """The settings of the models. Raises SettingsError."""
         return load_settings(**self.models)
 
     @property
@@ -84,7 +84,7 @@ class Recipe(Section):
 
 
 def read_recipe(path: Path) -> Recipe:
-    """Read a recipe, all of which names what this version has. Raises RecipeError."""
+    """Read a recipe and check its settings and specs. Raises RecipeError."""
     try:
         recipe = Recipe.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
         _ = recipe.settings, recipe.specs
@@ -112,7 +112,7 @@ async def run(recipe: Recipe, data: Path) -> list[dict[str, Any]]:
 def beside(recipe: Recipe, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Each measured row with the published figures and ours of the same names.
 
-    Throughput takes timed runs on an idle machine and stays open.
+    Throughput would need timed runs on an idle machine: it stays None.
     """
     rebase = {r["width"]: r["kv_tokens_total"] for r in rows if r["policy"] == "rebase"}
     filled = []

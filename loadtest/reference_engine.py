@@ -117,7 +117,7 @@ class ReferenceEngine:
         return Counters()
 
     async def abort(self, tree: str) -> None:
-        """A call is over before another begins."""
+        """Nothing to stop: a call is over before another begins."""
 
     async def usage(self) -> Usage:
         """No KV outlives a step."""

@@ -1,8 +1,8 @@
 """Speculative sampling by rejection (Leviathan et al., with several candidates: MCSD, Yang et al.).
 
 Candidates are drawn from the draft's distribution without replacement. Each is accepted with
-probability min(1, p(x) / q(x)); after a rejection p becomes what of it exceeds q, and q loses the
-candidate. What is drawn has the target's distribution exactly, but which token it is depends on the
+probability min(1, p(x) / q(x)); after a rejection p becomes its excess over q, and q loses the
+candidate. The tokens have exactly the target's distribution, but which one is drawn depends on the
 draft, and on where there was one: the digest promise does not hold.
 """
 
@@ -32,7 +32,7 @@ from runtime.text import Text
 Floats = NDArray[np.float64]
 
 CANDIDATES, TRIAL, REST = 0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9
-"""Turn a branch's seed into those of the draft's candidates, of the trials and of what is left."""
+"""Turn a branch's seed into the seeds of the candidates, of the trials and of the last draw."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ def choose(p: Floats, offer: CandidateOffer, seed: int, position: int) -> int:
 
 
 Offers = dict[tuple[DraftChain | None, int], CandidateOffer]
-"""By a chain of a draft tree and the depth on it."""
+"""Offers by the chain of a draft tree and the depth on it."""
 
 
 class RejectionDraftModel(DraftModel):

@@ -1,4 +1,4 @@
-"""How a benchmark speaks: one JSON document alone on stdout or a table; progress on stderr."""
+"""The output of a benchmark: one JSON document alone on stdout or a table; progress on stderr."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ SHORT = 4
 
 
 def say(text: str) -> None:
-    """A line of progress."""
+    """Print a line of progress."""
     print(text, file=sys.stderr, flush=True)
 
 
 def say_row(row: Mapping[str, Any], columns: Sequence[str]) -> None:
-    """A row as a line of progress."""
+    """Print a row as a line of progress."""
     say("  ".join(f"{name} {cell_text(row[name])}" for name in columns))
 
 
 def publish(
     document: Mapping[str, Any], as_json: bool, title: str = "", columns: Sequence[str] = ()
 ) -> None:
-    """Print a document with ``rows``; a table of some columns unless it is to be JSON."""
+    """Print a document with ``rows`` as JSON, or as a table of some columns."""
     if as_json:
         print(json.dumps(document, indent=2))
         return
@@ -40,7 +40,7 @@ def publish(
 
 
 def cell_text(value: Any) -> str:
-    """A value as a table has it."""
+    """A value as the text of a table's cell."""
     if value is None:
         return "-"
     if isinstance(value, float):

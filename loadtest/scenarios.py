@@ -46,11 +46,11 @@ COLUMNS = {
     "late": "late",
     "lost": "errors",
 }
-"""Of the report's table, by their names in a row."""
+"""Headings of the report's table, by their names in a row."""
 
 
 def run(scenario: str, users: int, seconds: float) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """A scenario's row, and the records of its requests."""
+    """Run a scenario; its row, and the records of its requests."""
     with Served(deadline_seconds=DEADLINE, **KEYS) as served:
         records = load_records(served.url, SCENARIOS[scenario], seconds, users=users)
         peak = _kv_peak(served.url)
@@ -58,7 +58,7 @@ def run(scenario: str, users: int, seconds: float) -> tuple[dict[str, Any], list
 
 
 def plot(scenario: str, records: list[dict[str, Any]], folder: Path) -> None:
-    """When each request ended and how long it took, what was refused at the bottom."""
+    """Draw when each request ended and how long it took, the unanswered ones at the bottom."""
     figure = Figure(figsize=(7, 4))
     axes = figure.add_subplot()
     axes.set_rasterization_zorder(2)  # thousands of points: a picture of them, not each

@@ -83,7 +83,7 @@ def items_of(task: str, split: str, limit: int, seed: int) -> list[Item]:
 
 @cache
 def bundled_text() -> Text:
-    """What the bundled models read and write."""
+    """The tokenizer and chat template of the bundled models."""
     return Text(SPRIG.policy)
 
 
@@ -96,8 +96,8 @@ async def grow(
     text: Text | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Outcome:
-    """Search one item, ``policy_of`` making the policy instead of the method; not twice at once.
-    ``text``: of models that are not the bundled ones."""
+    """Search one item; ``policy_of`` overrides the method's. No search may run twice at once.
+    ``text``: that of models other than the bundled ones."""
     prompt = tuple(
         (text or bundled_text()).encode_chat([{"role": "user", "content": item.question}])
     )
@@ -116,7 +116,7 @@ async def grow(
 async def side_by_side(
     work: Callable[[U], Awaitable[T]], items: Iterable[U], at_once: int
 ) -> list[T]:
-    """What ``work`` makes of each item, in order; so many are under way at a time."""
+    """The results of ``work`` on each item, in order; ``at_once`` are under way at a time."""
     room = asyncio.Semaphore(at_once)
 
     async def work_on(item: U) -> T:
@@ -150,7 +150,7 @@ def dev_questions(count: int) -> list[tuple[str, str]]:
 
 
 def unlike_items(task: str, count: int) -> list[Item]:
-    """So many of a task's test split, no two of the same question and seed."""
+    """``count`` items of a task's test split, no two with the same question and seed."""
     items = items_of(task, "test", count, 0)
     return [
         replace(items[n % len(items)], seed=items[n % len(items)].seed + n // len(items))
@@ -159,5 +159,5 @@ def unlike_items(task: str, count: int) -> list[Item]:
 
 
 def steps_of(outcome: Outcome) -> list[tuple[int | None, tuple[int, ...]]]:
-    """A tree but for its rewards, whose last digits follow what was computed side by side."""
+    """A tree without its rewards, whose last digits depend on what was computed side by side."""
     return [(node.parent, node.tokens) for node in outcome.tree.nodes]

@@ -1,4 +1,4 @@
-"""A server in a process of its own, what it says of itself, and Locust's users who ask it."""
+"""A server in a process of its own, its metrics and memory, and Locust's users who ask it."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 STOP_SECONDS = 70
-"""For what is under way when a server or users are to stop."""
+"""Seconds for requests under way when a server or users are to stop."""
 PACED_SECONDS = 10.0
-"""Between two requests of a user who asks at a rate: longer than an answer takes."""
+"""Seconds between two requests of a user who asks at a rate: longer than an answer takes."""
 REFUSED = (httpx.codes.TOO_MANY_REQUESTS, httpx.codes.SERVICE_UNAVAILABLE)
 LOCUSTFILE = Path(__file__).with_name("locust_scenarios.py")
 
@@ -33,7 +33,7 @@ class Served:
     def __init__(
         self, *args: str, heard: Callable[[str], object] | None = None, **settings: object
     ) -> None:
-        """``args`` of the command, ``settings`` by their names; ``heard`` gets what it logs.
+        """``args``: of the command; ``settings``: by name; ``heard`` gets each line of its log.
 
         Raises RuntimeError if the server does not start.
         """
@@ -66,7 +66,7 @@ class Served:
         self.stop()
 
     def stop(self) -> None:
-        """End it, once what is under way has ended. Waits."""
+        """Stop it and wait until it has ended, with all requests that are under way."""
         self.process.send_signal(signal.SIGTERM)
         self.process.wait(STOP_SECONDS)
         self._reader.join()
@@ -122,7 +122,7 @@ def samples(text: str) -> Iterator[Sample]:
 
 
 def values(text: str, name: str, **labels: str) -> list[float]:
-    """The samples of this name that bear these labels, whatever others they bear."""
+    """The values of the samples with this name and at least these labels."""
     return [
         sample.value
         for sample in samples(text)
@@ -133,10 +133,10 @@ def values(text: str, name: str, **labels: str) -> list[float]:
 def load_records(
     url: str, kinds: Sequence[str], seconds: float, *, users: int = 0, rate: float = 0.0
 ) -> list[dict[str, Any]]:
-    """What Locust's users of these kinds (`loadtest/locust_scenarios.py`) ask for so long: a record
-    a request, ``ended`` in seconds from the first one's start.
+    """Run Locust's users of these kinds (`loadtest/locust_scenarios.py`) for ``seconds``: a record
+    per request, ``ended`` in seconds from the first one's start.
 
-    So many ``users``; or as many as ask ``rate`` times a second in all, whoever waits meanwhile.
+    There are ``users`` of them, or enough to ask ``rate`` times a second while others wait.
     Raises RuntimeError if Locust fails.
     """
     users = math.ceil(rate * PACED_SECONDS) or users
@@ -160,9 +160,9 @@ def load_records(
 
 
 def load_row(records: Sequence[Mapping[str, Any]], deadline: float) -> dict[str, Any]:
-    """What became of requests. ``goodput_rps``: answers a second within ``deadline`` seconds, the
-    others are ``late``; quantiles are of the honest key's answers; ``lost``: without any end that
-    the server means."""
+    """The row of some requests. ``goodput_rps``: answers a second within ``deadline`` seconds, the
+    others are ``late``; quantiles are of the honest key's answers; ``lost``: with none of the
+    endings that the server intends."""
     elapsed = max((record["ended"] for record in records), default=0.0)
     answered = [record for record in records if record["status"] == httpx.codes.OK]
     honest = sorted(record["ms"] for record in answered if record["key"] == "honest")

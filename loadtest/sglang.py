@@ -5,8 +5,8 @@ measure is null in it.
 
 - ``wall_vs_raw``: the wall of a ``self_consistency`` search over that of one raw ``/generate`` list
   with the same prompts, as many tokens a chain, and seeds; ``cpu_vs_raw`` the servers' processor
-  time likewise. Caches are emptied before each; the two take turns and the median pair is told, the
-  least and the most beside it.
+  time likewise. Caches are emptied before each; the two take turns; the median pair, the least
+  and the most are given.
 - ``requests_a_round``: the most requests that a round sends to one server; ``requests``: those of
   all rounds.
 - ``note_bytes``: of the busiest round's notes to one server; ``note_ms``: what SGLang's
@@ -80,7 +80,7 @@ def row(**measured: Any) -> dict[str, Any]:
 @dataclass(frozen=True, slots=True)
 class Place:
     """Where servers run, and what they serve. ``fields``: of every search's spec; ``args``: more of
-    SGLang's options for the policy's."""
+    SGLang's options for the policy's server."""
 
     python: Path = PYTHON
     device: Device = "cpu"
@@ -91,7 +91,7 @@ class Place:
     args: tuple[str, ...] = ()
 
     def servers(self) -> list[LaunchedServer]:
-        """The policy's and the reward model's, not started."""
+        """The policy's and the reward model's servers, not started."""
         python, device, room = self.python, self.device, self.kv_tokens
         return [
             policy_server(
@@ -101,27 +101,27 @@ class Place:
         ]
 
     def spec(self, policy: PolicyName, width: int) -> SearchSpec:
-        """A search's."""
+        """The spec of a search."""
         return SearchSpec(policy=policy, width=width).model_copy(update=dict(self.fields))
 
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """Servers that run, and an engine on them."""
+    """Running servers, and an engine on them."""
 
     engine: SglangEngine
     servers: Sequence[LaunchedServer]
 
     def counted(self) -> AbstractContextManager[CountedRounds]:
-        """The engine, whose rounds' requests are counted."""
+        """The engine, with the requests of its rounds counted."""
         return CountedRounds(self.engine).listening()
 
     async def search(self, item: Item, spec: SearchSpec, engine: Engine | None = None) -> Outcome:
-        """One search."""
+        """Run one search."""
         return await grow(engine or self.engine, item, Method("one", spec))
 
     async def timed(self, work: Callable[[], Awaitable[Any]]) -> tuple[float, float]:
-        """The wall and the servers' processor seconds of work from empty caches."""
+        """Wall seconds and the servers' processor seconds of ``work`` from empty caches."""
         await forget(self.servers)
         start, cpu_start = time.monotonic(), sum(map(cpu_seconds, self.servers))
         await work()
@@ -129,7 +129,7 @@ class Bench:
 
 
 def raw_list(tree: Tree) -> dict[str, Any]:
-    """One list that draws as many tokens for each chain of a tree, by as many seeds."""
+    """A list request that draws as many tokens as each chain of a tree has, by its own seed."""
     chains = [node.id for node in tree.nodes[1:] if not node.children]
     prompt = list(tree.prompt)
     lengths = [len(tree.tokens(leaf)) - len(prompt) for leaf in chains]
@@ -143,7 +143,7 @@ def raw_list(tree: Tree) -> dict[str, Any]:
 
 
 async def against_raw(bench: Bench, items: Sequence[Item], spec: SearchSpec) -> dict[str, Any]:
-    """Chains against a raw list, a pair an item."""
+    """Compare chains with a raw list, a pair per item."""
     policy, walls, cpus, most = bench.servers[0], [], [], 0
     async with httpx.AsyncClient(
         base_url=policy.url, timeout=PATIENCE_SECONDS, trust_env=False
@@ -168,7 +168,7 @@ async def against_raw(bench: Bench, items: Sequence[Item], spec: SearchSpec) -> 
 
 
 async def requests(bench: Bench, items: Sequence[Item], spec: SearchSpec) -> dict[str, Any]:
-    """What a policy's rounds send."""
+    """Count the requests of a policy's rounds."""
     with bench.counted() as counted:
         for item in items:
             await bench.search(item, spec, counted)
@@ -183,7 +183,7 @@ async def requests(bench: Bench, items: Sequence[Item], spec: SearchSpec) -> dic
 
 
 def notes(width: int) -> dict[str, Any]:
-    """What rounds of this width tell a server: as many new rewards, and half as many dead nodes."""
+    """Measure rounds' notes to a server: ``width`` new rewards, and half as many dead nodes."""
     tree, server = PluginNotes("key/0123456789abcdef0123456789abcdef"), plugged_server()
     tree.take(Hint(active=(0,)))
     tree.on(server, 57, None)
@@ -208,7 +208,7 @@ def notes(width: int) -> dict[str, Any]:
 async def measure(
     python: Path, quick: bool, only: str | None = None, keep: Path | None = None
 ) -> list[dict[str, Any]]:
-    """All cells, or some only: one search after the other, several in small pools, by replay."""
+    """Measure all cells or some: one search after the other, several in small pools, by replay."""
     rows = []
     if only in (None, "rounds"):
         rows += await rounds(Place(python), quick)
@@ -220,7 +220,7 @@ async def measure(
 
 
 async def rounds(place: Place, quick: bool) -> list[dict[str, Any]]:
-    """What rounds send and take, on real servers with room for all."""
+    """Measure requests and seconds of rounds, on real servers with room for all."""
     servers = place.servers()
     items = items_of(TASK, "dev", 3 if quick else 10, seed=0)
     async with started(servers), engine_on(servers[:1], servers[1:]) as engine:

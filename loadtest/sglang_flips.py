@@ -35,7 +35,7 @@ SETTINGS = ((0.0, 1.0), (1.0, 1.0), (0.7, 0.9))
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """Where steps are forked from, and the seeds of its children."""
+    """A prefix that steps are drawn after, and the seeds of its children."""
 
     tokens: tuple[int, ...]
     seeds: tuple[int, ...]
@@ -44,7 +44,7 @@ class Prefix:
 async def draw_steps(
     engine: Engine, prefixes: Sequence[Prefix], sampling: Sampling
 ) -> list[tuple[int, ...]]:
-    """A step of every prefix and seed, in order."""
+    """Draw a step for every prefix and seed, in order."""
     pairs = [(prefix, child) for prefix in prefixes for child in range(len(prefix.seeds))]
     branches = [
         Branch(ROOT, child, prefix.tokens, prefix.seeds[child], sampling.max_step_tokens, node)
@@ -57,7 +57,7 @@ async def draw_steps(
 
 
 def compare(left: Sequence[Sequence[int]], right: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """Of streams in pairs: tokens up to and with the first difference, and how many differ."""
+    """Compare streams in pairs: tokens up to and with the first difference, and how many differ."""
     tokens = flips = 0
     for left_step, right_step in zip(left, right, strict=True):
         same = next(

@@ -65,7 +65,7 @@ OVERLAP = {"cuda": (True, False), "cpu": (False,)}
 REPEATABLE = {"cuda": ((), ("--enable-deterministic-inference",)), "cpu": ((),)}
 """SGLang has no arithmetic on a CPU that does not depend on the batch."""
 SMALLEST = {"shape": "tiny", "width": 8, "limit": 2, "at_once": 2, "kv_tokens": 20_000}
-"""Of a run that only shows that it runs."""
+"""Options of a run that only shows that everything runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ DRAFTS = {"qwen2.5-1.5b": "qwen2.5-0.5b", "qwen2.5-0.5b": "tiny", "tiny": "tiny"
 
 @dataclass(frozen=True, slots=True)
 class GpuModels:
-    """Checkpoints of a policy, a reward model and a draft, and how the first are searched with."""
+    """Checkpoints of a policy, a reward model and a draft, and the fields of the searches' specs."""
 
     policy: Path
     prm: Path
@@ -123,7 +123,7 @@ def random_checkpoint(folder: Path, shape: Shape, seed: int) -> Path:
 
 
 def models_of(shape: str, folder: Path) -> GpuModels:
-    """The bundled ones, or random ones below ``folder``."""
+    """The bundled models, or random ones that are written below ``folder``."""
     if shape == "sprig":
         return GpuModels(SPRIG_FOLDER / "policy", SPRIG_FOLDER / "prm", SPRIG_FOLDER / "draft", {})
     policy = random_checkpoint(folder / "policy", SHAPES[shape], 1)
@@ -134,7 +134,7 @@ def models_of(shape: str, folder: Path) -> GpuModels:
 
 
 async def run(options: argparse.Namespace) -> dict[str, Any]:
-    """The whole document."""
+    """Measure what the options ask for; the whole document."""
     document = await measure(options)
     if options.load:
         document |= {"load": await load(options), "rewards": await rewards(options)}
@@ -142,7 +142,7 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
 
 
 async def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """The document: a row a policy, in each way that is asked for."""
+    """Measure the policies; a row for each, in each way that is asked for."""
     items = items_of(TASK, "test", options.limit, 0)
     rows = []
     with tempfile.TemporaryDirectory() as folder:
@@ -192,7 +192,7 @@ def _place(models: GpuModels, options: argparse.Namespace, args: Sequence[str]) 
 
 
 def _servers(models: GpuModels, options: argparse.Namespace, way: str) -> list[LaunchedServer]:
-    """The policy's and the reward model's, not started. With a draft the draws are SGLang's own."""
+    """The policy's and the reward model's server, not started. A drafting one draws unseeded."""
     flags: Sequence[str] = ()
     if way == "draft":
         settings = {"HEDGEROW_DRAFT": "scheduled", "HEDGEROW_DRAFT_MODEL": str(models.draft)}
@@ -207,7 +207,7 @@ def _rows(
     runs: dict[PolicyName, tuple[list[Outcome], float]],
     items: Sequence[Item],
 ) -> list[dict[str, Any]]:
-    """A row a policy, beside the first."""
+    """A row per policy, compared with the first."""
     rows: list[dict[str, Any]] = []
     for policy, (outcomes, seconds) in runs.items():
         stats = [outcome.stats for outcome in outcomes]
@@ -236,7 +236,7 @@ def main() -> None:
 
 
 def chosen(options: argparse.Namespace) -> argparse.Namespace:
-    """What is to run, ``--all`` and ``--dry-run`` spelt out."""
+    """The options, with ``--all`` and ``--dry-run`` spelt out."""
     options.load |= options.all or options.dry_run
     options.speculate |= options.all or options.dry_run
     options.draft = (options.draft or options.all) and not options.dry_run

@@ -1,4 +1,4 @@
-"""What KV is read again on SGLang, by replay: of several searches in a small pool.
+"""Which KV does SGLang read again, by replay, with several searches in a small pool?
 
 Searches are recorded in the embedded engine, whose memory is ample, and their requests are served
 again by SGLang's own cache and scheduling without a model (`loadtest.sglang_replay`): by age in
@@ -58,7 +58,7 @@ def plugged_server() -> Replica:
 class RecordedSearch:
     """One search's rounds so far, as the engine for SGLang would ask for them.
 
-    Prefixes of several that may not be cached are read first, then a round's steps are drawn in the
+    Shared prefixes that may not be cached are read first, then a round's steps are drawn in the
     order of their prefixes, and the first request of a round brings the hint. The steps are those
     that the recorded engine drew.
     """
@@ -74,11 +74,11 @@ class RecordedSearch:
         self._notes = PluginNotes(self.tree)
 
     def hint(self, hint: Hint) -> None:
-        """A round begins."""
+        """Note the hint of the next round."""
         self._notes.take(hint)
 
     def round(self, branches: Sequence[Branch], steps: Sequence[Step]) -> None:
-        """A round was drawn."""
+        """Record a round that was drawn."""
         self._prompt = min(len(branch.tokens) for branch in branches)
         forks = forked_prefixes((branch.tokens for branch in branches), self._fresh)
         reads = [self._request(path, (), 0, None) for path in forks]
@@ -92,7 +92,7 @@ class RecordedSearch:
         self.rounds.append({"reads": reads, "draws": draws})
 
     def document(self) -> dict[str, Any]:
-        """What a replay needs."""
+        """The search as a replay reads it."""
         over = custom_params(Note(self.tree, self._prompt, over=(self.tree,)))[NAME]
         return {"tree": self.tree, "rounds": self.rounds, "over": over}
 
@@ -111,12 +111,12 @@ class RecordingEngine(EngineWrapper):
         self.searches: dict[str, RecordedSearch] = {}
 
     def hint(self, tree: str, hint: Hint) -> None:
-        """As the engine does."""
+        """Give the engine the hint, and record it."""
         super().hint(tree, hint)
         self._of(tree).hint(hint)
 
     async def expand(self, tree: str, branches: Sequence[Branch], sampling: Sampling) -> list[Step]:
-        """As the engine does."""
+        """Draw as the engine does, and record the round."""
         steps = await super().expand(tree, branches, sampling)
         if branches:
             self._of(tree).round(branches, steps)
@@ -152,20 +152,20 @@ def spec_of(policy: str) -> SearchSpec:
 
 
 def cells(*, quick: bool) -> list[tuple[int, int]]:
-    """Searches at once and tokens of the pool."""
+    """The cells: searches at once, and tokens of the pool."""
     searches, pools = (SEARCHES[::2], POOLS[:1]) if quick else (SEARCHES, POOLS)
     most = searches[-1], AMPLE_TOKENS
     return [*((many, pool) for many in searches for pool in pools), most]
 
 
 def modes(searches: int, pool: int) -> list[Mode]:
-    """How a cell is served."""
+    """The ways to serve a cell."""
     ways = (OURS, FREE) if pool == AMPLE_TOKENS else (STOCK, SAME_QUEUE, OURS)
     return [{"searches": searches, "pool": pool} | way for way in ways]
 
 
 def measured(policy: str, searches: int, pool: int, done: Mapping[str, Done]) -> dict[str, Any]:
-    """A cell's row; ``done``: what came of each of its modes, by ``key``."""
+    """A cell's row; ``done``: the replay's row for each of its modes, by ``key``."""
     runs = [done[key(mode)] for mode in modes(searches, pool)]
     ours = runs[0] if pool == AMPLE_TOKENS else runs[2]
     row = {
@@ -196,7 +196,7 @@ def key(mode: Mode) -> str:
 
 
 async def recorded(policy: str, searches: int) -> list[dict[str, Any]]:
-    """The rounds of so many searches."""
+    """Record the rounds of ``searches`` searches in the embedded engine."""
     method = Method("one", spec_of(policy))
     ample: dict[str, Any] = {"threads": 1, "kv_tokens": AMPLE_TOKENS, "embedder": "lexical"}
     async with embedded(kv_policy="full", **ample) as engine:
@@ -209,7 +209,7 @@ async def recorded(policy: str, searches: int) -> list[dict[str, Any]]:
 async def served(
     python: Path, searches: Sequence[Mapping[str, Any]], cell_modes: Sequence[Mode]
 ) -> AsyncIterator[tuple[Mode, Done]]:
-    """Each mode and what came of it. Raises RuntimeError with what the replay said if it failed."""
+    """Replay each mode; the mode and its row. Raises RuntimeError with the replay's errors."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "recording.json"
         path.write_text(json.dumps(searches))
@@ -241,7 +241,7 @@ async def served(
 
 
 async def grid(python: Path, *, quick: bool, keep: Path | None = None) -> list[dict[str, Any]]:
-    """All rows; what ``keep`` has of them is not run again."""
+    """All rows; replays that are kept in the file ``keep`` are not run again."""
     provenance = code_of(search, kvpolicy, hedgerow_sglang)
     rows = []
     for policy in POLICIES:

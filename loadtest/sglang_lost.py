@@ -68,7 +68,7 @@ async def server_pair(stub: bool, ends: AsyncExitStack) -> tuple[Victim, Victim]
 
 
 def serving(policy: Victim, reward: Victim) -> Served:
-    """A Hedgerow over these."""
+    """Start Hedgerow over these servers."""
     return Served(
         engine="sglang",
         policy_urls=policy.url,
@@ -80,7 +80,7 @@ def serving(policy: Victim, reward: Victim) -> Served:
 
 
 async def servers_row(stub: bool, searches: int, kills: tuple[int, int]) -> dict[str, Any]:
-    """All searches in peace, then while the servers are killed so often."""
+    """Run all searches undisturbed, then again while the servers are killed ``kills`` times."""
     async with AsyncExitStack() as ends:
         policy, reward = await server_pair(stub, ends)
         served = await asyncio.to_thread(serving, policy, reward)
@@ -97,7 +97,7 @@ async def servers_row(stub: bool, searches: int, kills: tuple[int, int]) -> dict
 
 
 def told(streams: Sequence[StreamEnd], calm: Sequence[StreamEnd], seconds: float) -> dict[str, Any]:
-    """What came of searches, and how it differs from the same in peace."""
+    """Counts of how searches ended and how they differ from the same ones undisturbed."""
     calm_by_number = {end.number: end for end in calm}
     whole = [end for end in streams if not end.error and not end.cut]
     same = [end for end in whole if end.steps == calm_by_number[end.number].steps]
@@ -122,7 +122,7 @@ def told(streams: Sequence[StreamEnd], calm: Sequence[StreamEnd], seconds: float
 
 
 async def deadlines_row(stub: bool, searches: int) -> dict[str, Any]:
-    """Searches with a deadline over each server stopped in turn."""
+    """Run searches with a deadline while each server in turn is stopped."""
     late: list[float] = []
     async with AsyncExitStack() as ends:
         pair = await server_pair(stub, ends)
@@ -142,14 +142,14 @@ async def deadlines_row(stub: bool, searches: int) -> dict[str, Any]:
 
 
 async def hedgerow_row(stub: bool, kills: int) -> dict[str, Any]:
-    """``--launch`` killed so often."""
+    """Kill ``hedgerow serve --launch`` ``kills`` times."""
     with tempfile.TemporaryDirectory() as folder:
         python = None if stub else PYTHON
         return await asyncio.to_thread(killed_starts, python, Path(folder), kills)
 
 
 async def measure(rows: Sequence[str], stub: bool, quick: bool) -> list[dict[str, Any]]:
-    """A row each."""
+    """Measure the rows of these names."""
     measured_rows = []
     if "servers" in rows:
         searches, kills = (40, (3, 2)) if quick else (300, (10, 5))

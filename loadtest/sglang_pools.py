@@ -42,16 +42,16 @@ from search.engine import (
 from search.outcome import Outcome
 
 WORK = ("/generate", "/classify")
-"""What brings work: a look at a server's health is none of a round's requests."""
+"""Paths of requests for work: a round's requests do not include health checks."""
 
 _TREE: ContextVar[str | None] = ContextVar("tree", default=None)
-"""Whose requests are sent."""
+"""The tree whose requests are being sent."""
 
 
 class CountedRounds(EngineWrapper):
-    """``most`` requests of any round to one server, ``total`` of all rounds; not a farewell.
+    """Counts requests: ``most`` of a round to one server, ``total`` of all rounds; not releases.
 
-    What is answered is counted, as httpx logs it.
+    A request counts once it is answered, which httpx logs.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -61,7 +61,7 @@ class CountedRounds(EngineWrapper):
 
     @contextmanager
     def listening(self) -> Iterator[CountedRounds]:
-        """Count meanwhile."""
+        """Count requests within the ``with`` block."""
         log = logging.getLogger("httpx")
         level = log.level
         log.setLevel(logging.INFO)
@@ -73,7 +73,7 @@ class CountedRounds(EngineWrapper):
             log.setLevel(level)
 
     def _count(self, record: logging.LogRecord) -> bool:
-        """Note a request of a round's; the line goes on as it would have."""
+        """Count a request of a round; the log line always passes."""
         tree = _TREE.get()
         match record.args:
             case ("POST", httpx.URL() as url, *_) if tree is not None and url.path in WORK:
@@ -83,7 +83,7 @@ class CountedRounds(EngineWrapper):
         return True
 
     async def expand(self, tree: str, branches: Sequence[Branch], sampling: Sampling) -> list[Step]:
-        """A round begins."""
+        """Draw as the engine does, as the start of a new round."""
         self._round[tree].clear()
         with _of(tree):
             return await super().expand(tree, branches, sampling)
@@ -91,12 +91,12 @@ class CountedRounds(EngineWrapper):
     async def score(
         self, tree: str, prompt: tuple[int, ...], question: str, trajectories: Sequence[Trajectory]
     ) -> list[float]:
-        """Of the round that was drawn last."""
+        """Score as the engine does, as a part of the last round."""
         with _of(tree):
             return await super().score(tree, prompt, question, trajectories)
 
     async def release(self, tree: str) -> Counters:
-        """It has no more rounds."""
+        """Release the tree, which has no more rounds."""
         self._round.pop(tree, None)
         return await super().release(tree)
 
@@ -119,7 +119,7 @@ class Drawing(EngineWrapper):
 
     @property
     def capabilities(self) -> Capabilities:
-        """The drawer's, with the scorer's needs."""
+        """The drawer's, with the scorer's overhead in tokens."""
         needs = self._scorer.capabilities.score_tokens
         return replace(super().capabilities, scores=True, score_tokens=needs)
 
@@ -130,21 +130,21 @@ class Drawing(EngineWrapper):
         question: str,
         trajectories: Sequence[Trajectory],
     ) -> list[float]:
-        """The embedded reward model's."""
+        """The scorer's rewards."""
         return await self._scorer.score(tree, prompt, question, trajectories)
 
     def hint(self, tree: str, hint: Hint) -> None:
-        """Both may free what died."""
+        """Give the hint to both, so that both can free dead nodes."""
         super().hint(tree, hint)
         self._scorer.hint(tree, hint)
 
     async def release(self, tree: str) -> Counters:
-        """What the drawing has cost."""
+        """Release the tree in both; what drawing it has cost."""
         await self._scorer.release(tree)
         return await super().release(tree)
 
     async def abort(self, tree: str) -> None:
-        """Both."""
+        """Abort the tree in both."""
         await self._scorer.abort(tree)
         await super().abort(tree)
 
@@ -166,7 +166,7 @@ STOCK = ("--schedule-policy", "fcfs")
 
 @dataclass(frozen=True, slots=True)
 class PoolSearches:
-    """What came of all searches of a cell: an outcome, or what an error said."""
+    """How all searches of a cell ended: with an outcome, or with an error's message."""
 
     ends: Sequence[Outcome | str]
     seconds: float
@@ -175,7 +175,7 @@ class PoolSearches:
 
     @property
     def outcomes(self) -> list[Outcome]:
-        """Of those that ended well."""
+        """The outcomes of the searches that ended without an error."""
         return [end for end in self.ends if isinstance(end, Outcome)]
 
     @property
@@ -190,7 +190,7 @@ class PoolSearches:
 
     @property
     def held_seconds(self) -> float:
-        """For which rounds waited, all searches' together."""
+        """Seconds for which rounds were held back, summed over all searches."""
         return sum(outcome.stats.engine.held_back_seconds for outcome in self.outcomes)
 
 
@@ -210,7 +210,7 @@ async def drawing(
 
 
 async def grow_cell(engine: CountedRounds, policy: str, searches: int) -> PoolSearches:
-    """All at once."""
+    """Grow all searches of a cell at once."""
     start = time.monotonic()
 
     async def grow_item(item: Item) -> Outcome | str:
@@ -254,7 +254,7 @@ def _reply_of(end: Outcome | str) -> tuple[Any, ...]:
 async def pools(
     python: Path, *, quick: bool, device: Device = "cpu"
 ) -> AsyncIterator[dict[str, Any]]:
-    """A row a cell."""
+    """Measure the cells; a row for each."""
     for policy, searches, pool in QUICK if quick else CELLS:
         runs = []
         for ours in (False, True):

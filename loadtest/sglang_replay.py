@@ -69,15 +69,15 @@ CONTEXT = 4096
 PREFILL_TOKENS = 16_384
 CHUNK_TOKENS = 2_048
 FIRST_RATIO, LEAST_RATIO, RATIO_STEPS = 0.7, 0.7 * 0.14, 600
-"""SGLang's guess of how much of what they may draw requests do draw, and how it sinks."""
+"""SGLang's estimate of which share of their limit requests draw, and how it falls."""
 RETRACT_STEPS = 20
 TURNS = 12
-"""Of the event loop, in which every search has asked for what it asks for next."""
+"""Turns of the event loop after which every search has sent its next requests."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedRequest:
-    """What a request reads, what it draws and may draw at most, and what it says."""
+    """What a request reads, what it draws, the most that it may draw, and its note."""
 
     prefix: Sequence[int]
     step: Sequence[int]
@@ -86,11 +86,11 @@ class RecordedRequest:
 
     @property
     def branch(self) -> Branch:
-        """As a search asks for it; by no node in particular."""
+        """The branch that a search would ask for, of no particular node."""
         return Branch(0, 0, tuple(self.prefix), 0, self.limit, 0)
 
     def begin(self, most: int) -> RecordedRequest:
-        """The request that draws at most so many tokens of it."""
+        """The request that draws its first ``most`` tokens."""
         return replace(self, step=self.step[:most], limit=min(self.limit, most))
 
     def go_on(self, most: int) -> RecordedRequest:
@@ -144,7 +144,7 @@ class ReplayedServer:
         self.running: list[Replayed] = []
         self.passes = self.again = self.begin_count = 0
         self.held_passes = 0
-        """For which rounds were held back, all of them together."""
+        """Passes for which rounds were held back, summed over all rounds."""
         self.served: list[Served] = []
         self._policy = SchedulePolicy(queue, self.cache, False, False, False)
         self._of: dict[str, Replayed] = {}
@@ -155,12 +155,12 @@ class ReplayedServer:
             self.cache.queue = lambda: self.waiting
 
     def note(self, text: str) -> None:
-        """What a request says, as the plug-in's hook hears it."""
+        """Pass on a request's note, as the plug-in's hook does."""
         if self.evicts:
             self.cache.take_note(parse_note(text))
 
     async def serve(self, draws: Iterable[RecordedRequest]) -> None:
-        """A list of requests, until the last is answered."""
+        """Serve a list of requests until the last one is answered."""
         loop = asyncio.get_running_loop()
         futures = []
         for draw in draws:
@@ -175,7 +175,7 @@ class ReplayedServer:
         await asyncio.gather(*futures)
 
     def step(self) -> bool:
-        """One pass, of what may begin or else of what runs; whether there was anything to do."""
+        """Run one pass, a prefill if a request may begin, else a decode; False if there is none."""
         prefilled = self._prefill()
         if not prefilled and not self.running:
             return False
@@ -248,7 +248,7 @@ class ReplayedServer:
         self.served += [Begun(work.number, tokens[:-1]), Drawn(work.number, tokens[-1:])]
 
     def _draw(self, work: Replayed) -> bool:
-        """A request's next token; whether it was the last."""
+        """Draw a request's next token; whether it was the last."""
         req = work.req
         if len(req.output_ids) < len(work.script):
             req.output_ids.append(work.script[len(req.output_ids)])
@@ -275,7 +275,7 @@ class ReplayedServer:
         self.running = [work for work in self.running if not self._draw(work)]
 
     def _make_room(self) -> None:
-        """Take back what has drawn least, as long as there is no room for a token each."""
+        """Retract the requests that have drawn least until there is room for a token each."""
         while True:
             needed = len(self.running)
             evict_from_tree_cache(self.cache, needed)
@@ -345,8 +345,8 @@ async def replay(searches: Sequence[dict[str, Any]], mode: dict[str, Any]) -> di
 
 
 def main() -> None:
-    """One row a line for each mode on stdin (a JSON list; ``searches``: of the recorded ones, the
-    first so many)."""
+    """Print a row per line for each mode of the JSON list on stdin (``searches``: how many of the
+    recorded ones)."""
     searches = json.loads(Path(sys.argv[1]).read_text())
     with get_context().override_server_args():
         for mode in json.load(sys.stdin):

@@ -1,4 +1,4 @@
-"""By how much a reward of SGLang's follows what it is scored beside, and what was cached of it.
+"""How much does a reward on SGLang depend on what is scored beside it, and on what was cached?
 
 Rewards enter a tree rounded to four digits: one that lies beside a boundary may enter as its
 neighbour, and the tree has another digest then. Searches are grown on real servers of the bundled
@@ -74,7 +74,7 @@ class ScoredSearch(EngineWrapper):
     async def score(
         self, tree: str, prompt: tuple[int, ...], question: str, trajectories: Sequence[Trajectory]
     ) -> list[float]:
-        """The engine's, kept."""
+        """Score as the engine does, and keep the paths and rewards."""
         self._about = prompt, question
         rewards = await super().score(tree, prompt, question, trajectories)
         for trajectory, reward in zip(trajectories, rewards, strict=True):
@@ -95,7 +95,7 @@ class ScoredSearch(EngineWrapper):
 async def scored_in(
     way: str, searches: Sequence[ScoredSearch], reward: LaunchedServer
 ) -> dict[tuple[int, Steps], float]:
-    """All rewards once more; ``alone`` is the way that the others are compared with."""
+    """Score all paths again in a way; ``alone`` is the one that the others are compared with."""
     rewards: dict[tuple[int, Steps], float] = {}
     for search in searches:
         paths = list(search.rewards)

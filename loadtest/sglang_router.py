@@ -42,14 +42,14 @@ READY_SECONDS = 120.0
 
 
 class Warnings(logging.Handler):
-    """Hears whether a router was warned of."""
+    """Notes whether Hedgerow has warned of a router."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
         self.warned = False
 
     def emit(self, record: logging.LogRecord) -> None:
-        """A line of the log."""
+        """Note whether a line of the log is the warning."""
         self.warned |= "does it heed the header" in record.getMessage()
 
 
@@ -112,7 +112,7 @@ async def run_on(servers: Sequence[LaunchedServer], items: Sequence[Item], **how
 
 
 def row(policy: str, run: Run, direct: Run) -> dict[str, Any]:
-    """What one way came to beside the direct one."""
+    """A way's row, compared with the direct one."""
     pairs = zip(run.outcomes, direct.outcomes, strict=True)
     return {
         "policy": policy,
@@ -128,7 +128,7 @@ def row(policy: str, run: Run, direct: Run) -> dict[str, Any]:
 async def measure(
     python: Path, program: Path, policies: Sequence[str], searches: int
 ) -> list[dict[str, Any]]:
-    """Directly, and through a router with each of ``policies``."""
+    """Run the searches directly, and through a router with each of ``policies``."""
     workers = [policy_server(python, "arborkv", POOL_TOKENS) for _ in range(2)]
     items = items_of("game24", "dev", searches, seed=0)
     async with started(workers):

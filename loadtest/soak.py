@@ -31,7 +31,7 @@ RESTING_COUNTS = ("searches", "branches", "waiting", "kv_tokens")
 
 
 async def soak(minutes: float, share: float) -> dict[str, Any]:
-    """The whole document."""
+    """Load a server for ``minutes``; the whole document."""
     seconds = 60 * minutes
     with Served(kv_tokens=KV, prm_kv_tokens=KV) as served:
         capacity_records = load_records(served.url, MIXTURE, max(5.0, seconds / 10), users=USERS)
@@ -62,7 +62,7 @@ async def _watch(served: Served, memory: list[int]) -> None:
 
 
 async def _residue(url: str) -> dict[str, float]:
-    """What is not zero although nothing is under way; looked at until all is, or for a while."""
+    """Counts that are not zero at rest; polled until all are zero, or for a minute."""
     until = time.monotonic() + 60
     async with httpx.AsyncClient(base_url=url, timeout=60) as http:
         while True:

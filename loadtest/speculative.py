@@ -60,7 +60,7 @@ class Kind:
     verify_batch: int = 0
 
     def options(self, target: Path, threads: int) -> EngineOptions:
-        """The engine of this way."""
+        """The engine options of this way."""
         plain = self.mode in (AR_SERIAL, AR_BATCHED)
         scheduled = "scheduled" if self.mode.endswith("_scheduled") else "serial"
         return EngineOptions(
@@ -107,7 +107,7 @@ class SpeculativeCell:
 
     @property
     def spec(self) -> SearchSpec:
-        """The search itself."""
+        """The spec of the search."""
         spec = SearchSpec(
             policy=self.policy,
             width=self.thoughts,
@@ -135,7 +135,7 @@ def quick_cells() -> list[SpeculativeCell]:
 
 def never_slower(depth: int | None = None) -> list[SpeculativeCell]:
     """The automatic mode where drafts can hardly win: the bundled policy itself, and many branches
-    at once. ``depth``: in steps, the task's own without."""
+    at once. ``depth``: in steps; None: the task's own."""
     kinds = (*PLAIN, AUTOMATIC)
     cells = [SpeculativeCell(1.0, task, 1.0, 3, kinds, depth or DEPTHS[task]) for task in TASKS]
     return cells + [
@@ -163,7 +163,7 @@ def full_cells() -> list[SpeculativeCell]:
 
 
 class Targets:
-    """The bundled policy, deepened until one decoded token costs so many drafted ones."""
+    """The bundled policy, deepened until one decoded token costs ``ratio`` drafted ones."""
 
     def __init__(self, folder: Path, threads: int, clock: Callable[[], float]) -> None:
         self._folder, self._threads, self._clock = folder, threads, clock
@@ -287,7 +287,7 @@ def _speedup(
 async def measure(
     cells: Sequence[SpeculativeCell], limit: int, threads: int, seconds: float, clock: str = "wall"
 ) -> dict[str, Any]:
-    """The document. No cell is begun ``seconds`` after the start. ``clock``: one of CLOCKS."""
+    """Measure the cells; none begins later than ``seconds``. ``clock``: one of CLOCKS."""
     start, rows, skipped = time.perf_counter(), [], []
     with tempfile.TemporaryDirectory() as folder:
         targets = Targets(Path(folder), threads, CLOCKS[clock])

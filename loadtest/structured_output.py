@@ -75,7 +75,7 @@ class Conversation(NamedTuple):
     question: str
 
     def body(self, model: str, **more: Any) -> dict[str, Any]:
-        """A chat's request."""
+        """The body of a chat request."""
         schema_spec = {"name": "arguments", "schema": self.schema}
         response_format = {"type": "json_schema", "json_schema": schema_spec}
         messages = [{"role": "user", "content": self.question[:400]}]
@@ -96,7 +96,7 @@ def suite(wheel: Path) -> list[Conversation]:
 
 
 def chats_in(line: str) -> Iterator[Conversation]:
-    """What a line of a file asks for; a part of a document on several lines asks for nothing."""
+    """The conversations in a line of a file; none if it is only a part of a JSON document."""
     try:
         entry = json.loads(line)
     except ValueError:
@@ -111,7 +111,7 @@ def chats_in(line: str) -> Iterator[Conversation]:
 
 
 def renamed(part: Any) -> Any:
-    """With JSON Schema's names of types."""
+    """A schema with JSON Schema's names of types."""
     if isinstance(part, list):
         return [renamed(item) for item in part]
     if not isinstance(part, dict):
@@ -123,7 +123,7 @@ def renamed(part: Any) -> Any:
 
 
 def compiled(chats: Sequence[Conversation]) -> tuple[dict[str, Any], list[Conversation]]:
-    """The row, and those that compile."""
+    """Compile all schemas; the row, and the conversations whose schemas compile."""
     good, refused, times = [], Counter[str](), []
     for chat in chats:
         start = time.perf_counter()
@@ -141,7 +141,7 @@ def compiled(chats: Sequence[Conversation]) -> tuple[dict[str, Any], list[Conver
 
 
 def spread(chats: Sequence[Conversation], count: int) -> list[Conversation]:
-    """So many of them, from all over the suite."""
+    """``count`` of them, spread evenly over the suite."""
     count = min(count, len(chats))
     return [chats[i * len(chats) // count] for i in range(count)]
 
@@ -156,7 +156,7 @@ class Target(NamedTuple):
 async def each(
     target: Target, chats: Sequence[Conversation], more: Callable[[], dict[str, Any]]
 ) -> list[httpx.Response]:
-    """The answers, some at a time."""
+    """Ask all of them, AT_ONCE at a time; the answers."""
     async with httpx.AsyncClient(base_url=target.url, timeout=SECONDS) as client:
 
         async def post(chat: Conversation) -> httpx.Response:
@@ -186,7 +186,7 @@ async def validity_row(
 
 
 def valid(schema: dict[str, Any], content: str) -> bool:
-    """Whether a reply is JSON that fits."""
+    """Whether a reply is JSON that fits its schema."""
     try:
         reply = json.loads(content, parse_float=within_range)
         fits = jsonschema_rs.is_valid(schema, reply)
@@ -220,9 +220,9 @@ async def same(chats: Sequence[Conversation]) -> dict[str, Any]:
 async def cost(
     target: Target, chats: Sequence[Conversation], turns: int, tokens: int
 ) -> dict[str, Any]:
-    """The row of what it costs."""
+    """The row of what schemas cost in tokens a second."""
     free: dict[str, Any] = {"response_format": None, "ignore_eos": True}
-    seeds = {"without": count(), "with": count()}  # each turn's are both sides'
+    seeds = {"without": count(), "with": count()}  # both sides of a turn use the same seeds
 
     async def draw(side: str, more: dict[str, Any]) -> int:
         answers = await each(
@@ -242,7 +242,7 @@ async def cost(
 
 
 async def measure(model: str, chats: Sequence[Conversation], quick: bool) -> list[dict[str, Any]]:
-    """A row a part."""
+    """Measure all parts; a row for each."""
     first, good = compiled(chats)
     plain, searched, few = (30, 5, 5) if quick else (400, 50, 40)
     parts: list[Callable[[Target], Awaitable[dict[str, Any]]]] = [

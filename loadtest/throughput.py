@@ -1,4 +1,4 @@
-"""Problems a second in a KV pool of a given size, with and without the deciding."""
+"""Problems a second in a KV pool of a given size, with decisions live and replayed."""
 
 from __future__ import annotations
 
@@ -72,10 +72,10 @@ class Timing:
 
 
 class Looking(EngineWrapper):
-    """An engine whose KV is looked at after every call: SGLang knows of no peak between looks."""
+    """An engine whose KV is read after every call, since SGLang records no peak between reads."""
 
     async def expand(self, tree: str, branches: Sequence[Branch], sampling: Sampling) -> list[Step]:
-        """As the engine does."""
+        """Draw as the engine does, then read its usage."""
         steps = await super().expand(tree, branches, sampling)
         await self.usage()
         return steps
@@ -83,7 +83,7 @@ class Looking(EngineWrapper):
     async def score(
         self, tree: str, prompt: tuple[int, ...], question: str, trajectories: Sequence[Trajectory]
     ) -> list[float]:
-        """As the engine does."""
+        """Score as the engine does, then read its usage."""
         rewards = await super().score(tree, prompt, question, trajectories)
         await self.usage()
         return rewards
@@ -92,7 +92,7 @@ class Looking(EngineWrapper):
 def roomy(
     engines: EngineFactory, trajectories: int, threads: int
 ) -> AbstractAsyncContextManager[Engine]:
-    """An engine with room for all KV of so many trajectories at once."""
+    """An engine with room for all KV of this number of trajectories at once."""
     ample = AMPLE_TOKENS * trajectories + LEAST_POOL
     return engines(kv_tokens=ample, prm_kv_tokens=ample, threads=threads)
 
@@ -127,8 +127,8 @@ async def time_pool(
 ) -> Timing:
     """Time every method in turn on an engine with this pool.
 
-    ``found``: the methods with what the comparison found, the first ``items`` with their rounds;
-    ``replay``: repeat those too, at the fewest searches at once.
+    ``all_results``: the methods with their results in the comparison, the first ``items`` with
+    rounds; ``replay``: repeat those rounds too, at the fewest searches at once.
     """
     pool_tokens = max(pool_tokens, LEAST_POOL)
     watch = _Watch(items, min(at_once))
@@ -144,7 +144,7 @@ async def time_pool(
 
 
 class _Watch:
-    """The timed runs themselves."""
+    """Runs what is timed, and notes its decisions and trees."""
 
     def __init__(self, items: Sequence[Item], least: int) -> None:
         self.items = items
@@ -153,7 +153,7 @@ class _Watch:
         self.same_trees = True
 
     async def run(self, engine: Engine, results: Results, at_once: int, kind: str) -> None:
-        """All items by one method."""
+        """Grow all items by one method, with decisions live or replayed."""
         method = results.method
         by_item = dict(zip(self.items, results.results, strict=False))
 

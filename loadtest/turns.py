@@ -1,4 +1,4 @@
-"""Timing several things fairly: in turns within one run, forwards and backwards."""
+"""Time several things fairly: in turns within one run, forwards and backwards."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 
 @dataclass(slots=True)
 class Times(Generic[K]):
-    """Seconds of every repeat, by what was timed, and what each call gave."""
+    """Seconds of every repeat, by what was timed, and what each call returned."""
 
     seconds: dict[K, list[float]] = field(default_factory=dict)
     outputs: dict[K, list[Any]] = field(default_factory=dict)
@@ -27,12 +27,12 @@ class Times(Generic[K]):
         return statistics.median(self.seconds[what])
 
     def ratio(self, mine: K, base: K) -> float:
-        """The median over the repeats of one's time over the other's, each pair of one repeat."""
+        """The median ratio of ``mine``'s time to ``base``'s, paired by repeat."""
         pairs = zip(self.seconds[mine], self.seconds[base], strict=True)
         return statistics.median(a / b for a, b in pairs)
 
     def rates(self, what: K) -> list[float]:
-        """A second, of calls that give amounts; by repeat."""
+        """Amounts a second by repeat, of calls that return amounts."""
         pairs = zip(self.outputs[what], self.seconds[what], strict=True)
         return [amount / seconds for amount, seconds in pairs]
 
@@ -46,8 +46,8 @@ async def in_turns(
 ) -> Times[K]:
     """Time each call once a repeat, every other repeat in the opposite order.
 
-    What slows the machine for a while then slows neighbours alike. What a call gives is awaited if
-    it can be. At least one repeat is made, at most ``repeats``, as long as ``another`` says so
+    What slows the machine for a while then slows neighbours alike. What a call returns is awaited
+    if it can be. At least one repeat is made, at most ``repeats``, as long as ``another`` says so
     between them.
     """
     times = Times[K]({what: [] for what in calls}, {what: [] for what in calls})

@@ -48,16 +48,16 @@ STAGES: dict[str, tuple[Stage, Check, int, int]] = {
     "kills": (killed, lambda history, _: checked(history), 300, 45),
     "pairs": (pairs, lambda history, _: checked(history), 1_050, 30),
 }
-"""What a stage does, what must come of it, and how often it does so: at length and quickly."""
+"""Of each stage: what runs, what checks it, and its number of cases in full and quickly."""
 
 
 PLACED_FACTS = ("requests", "broken")
-"""Of what a stage found, what its row has elsewhere."""
+"""Facts of a stage that its row has in other columns than ``found``."""
 COLUMNS = ("kind", "cases", "broken", "found", "seconds")
 
 
 def measure(folder: Path, names: list[str], quick: bool) -> list[dict[str, Any]]:
-    """A row a stage."""
+    """Run the stages; a row for each."""
     rows = []
     for name in names:
         stage, check, full, few = STAGES[name]
@@ -73,8 +73,8 @@ def measure(folder: Path, names: list[str], quick: bool) -> list[dict[str, Any]]
 
 
 def row(stage: str, facts: dict[str, Any]) -> dict[str, Any]:
-    """What a stage found. ``broken``: how often each promise was, by name, or "nothing"; ``wrong``:
-    pairs with unlike trees, and trees that are not what is billed."""
+    """A stage's row. ``broken``: how often a promise was broken, by name, or "nothing"; ``wrong``:
+    pairs whose trees differ, and trees whose tokens are not those billed."""
     counts = Counter(facts["broken"])
     return {
         "kind": stage,
@@ -92,7 +92,7 @@ def row(stage: str, facts: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run what is not done yet and say what came out."""
+    """Run what is not done yet and print the rows; exit with 1 if a promise is broken."""
     parser = BenchmarkParser("hostile", __doc__, quick="ten minutes of all of it")
     parser.add_argument("--stage", type=listed(str, STAGES), default=list(STAGES))
     parser.add_argument("--state", type=Path, help="a folder; by default a new one")

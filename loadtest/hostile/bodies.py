@@ -1,4 +1,4 @@
-"""Bodies that are no requests: cut, bent and random, over raw sockets and in every field."""
+"""Malformed bodies: cut, altered and random ones, over raw sockets and in every field."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ ODD: Sequence[str] = (
 
 
 def body(number: int) -> bytes:
-    """The request of that number, bytes and all, as a connection sends it."""
+    """The bytes of request ``number`` as a connection sends them, head included."""
     dice = random.Random(number)
     path = dice.choice(sorted(GOOD))
     text = json.dumps(GOOD[path])
@@ -64,7 +64,7 @@ def body(number: int) -> bytes:
 
 
 def _bent(text: str, dice: random.Random) -> str:
-    """One value made odd, a field more, or the text cut."""
+    """The text with one odd value, with one more field, or cut off."""
     values = list(re.finditer(r': ("[^"]*"|[-\w.]+|\[[^\[\]]*\]|\{[^{}]*\})', text))
     roll = dice.random()
     if roll < 0.75 and values:
@@ -92,8 +92,8 @@ def _bent_head(head: str, size: str, content: bytes, dice: random.Random) -> byt
 async def send(
     port: int, name: str, request: bytes, patience: float = PATIENCE, **how: Any
 ) -> Asked:
-    """Bytes on a connection of their own, and their end, for which it waits so many seconds;
-    ``how``: of ``asyncio.open_connection``."""
+    """Send bytes on a new connection and wait for its end, at most ``patience`` seconds;
+    ``how``: arguments of ``asyncio.open_connection``."""
     try:
         async with asyncio.timeout(patience):
             reader, writer = await asyncio.open_connection("127.0.0.1", port, **how)
@@ -114,12 +114,12 @@ async def send(
 
 
 def bad_bodies(store: StageHistory, count: int, chunk: int = 500) -> list[Asked]:
-    """So many of them, 16 at once. Notes how many engines died of them, and memory."""
+    """Send ``count`` malformed bodies, 16 at once; note how many engines died, and memory."""
     history = store.read()
     if len(history) >= count:
         return history
     with Served(body_idle_seconds=2.0) as served:
-        asyncio.run(_some(served.url, range(-chunk, 0)))  # whatever grows once, has
+        asyncio.run(_some(served.url, range(-chunk, 0)))  # what grows only once grows
         base = asyncio.run(counts_at_rest(served))
         engine = served.engine
         for begin in range(len(history), count, chunk):
@@ -142,7 +142,7 @@ async def _some(url: str, numbers: range) -> list[Asked]:
 
 
 def checked_bodies(history: Sequence[Asked], facts: dict[str, Any]) -> dict[str, Any]:
-    """Each has an end, none is the server's fault, and nothing stays."""
+    """Check that every request ended, none by the server's fault, and nothing is still held."""
     counts = checked(history, answers=False)
     broken = {"engine_deaths": facts["engine_deaths"], **facts["held_more"]}
     return counts | {"mb": facts["mb"], "broken": counts["broken"] | broken}

@@ -1,4 +1,4 @@
-"""An OpenAI-compatible server as the engine sees it, drawing by hash: vLLM's answers, at once."""
+"""A stub of an OpenAI-compatible server: it answers at once, as vLLM would, drawing by hash."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ LOGPROB = math.log(0.5)
 
 class CompletionsStub(Stub):
     """Answers ``/v1/completions``, and names one model. ``without``: fields that its answers lack;
-    ``seeds``: whether it heeds them; ``trims``: what stops it is not in its text; ``grammar``: the
-    field by which it holds to a schema that allows one thing, None: by none."""
+    ``seeds``: whether it heeds them; ``trims``: its texts end before the stop string; ``grammar``:
+    the request's field with a schema that allows one value; None: schemas are ignored."""
 
     work = "/v1/completions"
     without: tuple[str, ...] = ()
@@ -49,7 +49,7 @@ class CompletionsStub(Stub):
         return {"choices": choices, "usage": usage}
 
     def _only(self, constraint: dict[str, Any]) -> list[int]:
-        """The one thing that a schema allows, a byte a token, and the end."""
+        """Tokens of the one value that a schema allows, one per byte, and the end token."""
         schema = constraint["json"] if "json" in constraint else constraint["json_schema"]["schema"]
         text = json.dumps(schema["const"]).encode()
         return [*(self._pieces.index(bytes([byte])) for byte in text), self._end]

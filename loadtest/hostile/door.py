@@ -1,4 +1,4 @@
-"""What fills a door: bodies that never become whole, and bodies as big as may be."""
+"""Bodies that keep a server from reading others: never complete ones, and the largest allowed."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ BIG: Sequence[dict[str, Any]] = (
     SMALL | {"messages": [10**4000] * 60},
     SMALL | {"messages": [10**4000] * 475},
 )
-"""About as many bytes as a body may have, each another way to be slow."""
+"""Bodies of about the largest allowed size, each slow in another way."""
 AT_ONCE = 4
 SLOWER = 3.0
 """How many times longer a small request may take behind four big ones."""
 MB = 100.0
-"""That big bodies may leave behind, of allocators."""
+"""Megabytes that allocators may keep after big bodies."""
 
 
 async def small(http: httpx.AsyncClient, name: str) -> Asked:
-    """A request as others send it, meanwhile."""
+    """Send a small request, as other clients do meanwhile."""
     start = time.monotonic()
     try:
         answer = await http.post(CHAT, json=SMALL)
@@ -59,8 +59,8 @@ async def small(http: httpx.AsyncClient, name: str) -> Asked:
 
 
 def half_bodies(store: StageHistory, count: int) -> list[Asked]:
-    """So many connections at once with half a body each, of few addresses, and small requests
-    among them."""
+    """Open ``count`` connections at once with half a body each, from a few addresses, and send
+    small requests meanwhile."""
 
     def run() -> list[Asked]:
         with Served(body_idle_seconds=IDLE_SECONDS) as served:
@@ -97,7 +97,7 @@ async def _half_bodies(url: str, count: int) -> list[Asked]:
 
 
 def checked_halves(history: Sequence[Asked], facts: dict[str, Any]) -> dict[str, Any]:
-    """Half bodies are refused, and nobody else is."""
+    """Check that half bodies are refused and no other request is."""
     halves = [entry for entry in history if entry.sent == "half"]
     whole = [entry for entry in history if entry.sent == "whole"]
     broken = {
@@ -115,11 +115,11 @@ def checked_halves(history: Sequence[Asked], facts: dict[str, Any]) -> dict[str,
 
 
 def big_bodies(store: StageHistory, rounds: int) -> list[Asked]:
-    """So many times four of the largest bodies at once, and a small request behind them."""
+    """Send four of the largest bodies at once and a small request after them, ``rounds`` times."""
 
     def run() -> list[Asked]:
         with Served() as served:
-            asyncio.run(_big_bodies(served.url, 1))  # whatever grows once, has
+            asyncio.run(_big_bodies(served.url, 1))  # what grows only once grows
             base = asyncio.run(counts_at_rest(served))
             history, alone = asyncio.run(_big_bodies(served.url, rounds))
             after = asyncio.run(counts_at_rest(served, base))
@@ -130,7 +130,7 @@ def big_bodies(store: StageHistory, rounds: int) -> list[Asked]:
 
 
 async def _big_bodies(url: str, rounds: int) -> tuple[list[Asked], float]:
-    """What came of it, and the seconds that a small request takes alone."""
+    """The history, and the seconds that a small request takes alone."""
     form = {"content-type": "application/json"}
 
     def big(text: bytes) -> Asked:  # in a thread, which sends while others of this process run
@@ -155,7 +155,7 @@ async def _big_bodies(url: str, rounds: int) -> tuple[list[Asked], float]:
 
 
 def checked_big(history: Sequence[Asked], facts: dict[str, Any]) -> dict[str, Any]:
-    """Who comes behind them does not wait for them, and memory comes back."""
+    """Check that requests after big bodies do not wait for them, and that memory is freed."""
     big = [entry for entry in history if entry.sent == "big"]
     behind = [entry for entry in history if entry.sent == "behind"]
     ratio = statistics.median(entry.seconds for entry in behind) / facts["alone"]

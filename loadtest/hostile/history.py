@@ -1,4 +1,4 @@
-"""What was asked and how it ended: the facts that promises are checked against."""
+"""Requests and how they ended: the facts that promises are checked against."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from typing import Any
 DOCUMENTED = frozenset({503, 504})
 """Errors of a server that the document names: no engine just now, nothing in time."""
 HUNG = -1
-"""The status of a request that had no end in its time."""
+"""The status of a request that did not end in time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
     """One request and its end.
 
-    ``sent``: what it asked, seed included; the same text must have the same ``digest``, unless a
-    ``deadline`` has cut it: how far it came by then is the clock's. ``status``: of HTTP; 0 if the
-    connection ended without one, ``HUNG`` if nothing did. ``error``: the code of a typed error.
+    ``sent``: the request, seed included; the same text must have the same ``digest``, unless a
+    ``deadline`` has cut it at a moment of the clock's. ``status``: of HTTP; 0 if the connection
+    ended without one, ``HUNG`` if it did not end. ``error``: the code of a typed error.
     ``billed`` and ``drawn``: tokens of the usage and of the tree, -1 where unknown.
     """
 
@@ -36,7 +36,7 @@ class Asked:
 
 
 def checked(history: Sequence[Asked], *, answers: bool = True) -> dict[str, Any]:
-    """Counts of a history, and ``broken``: how often each promise was.
+    """Counts of a history; ``broken``: how often each promise was broken.
 
     ``answers``: every request is a whole one, so a connection may not end without an answer.
     """
@@ -67,7 +67,7 @@ def checked(history: Sequence[Asked], *, answers: bool = True) -> dict[str, Any]
 
 
 class StageHistory:
-    """A stage on disk, its history and what was measured beside: a run that was cut off goes on."""
+    """A stage's history and measured facts on disk, so that an interrupted run can go on."""
 
     def __init__(self, folder: Path, stage: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -75,14 +75,14 @@ class StageHistory:
         self._facts = folder / f"{stage}.json"
 
     def read(self) -> list[Asked]:
-        """What is there; a last line that was cut is none."""
+        """The requests on disk; an incomplete last line is ignored."""
         if not self._history.is_file():
             return []
         lines = self._history.read_text().split("\n")[:-1]
         return [Asked(**json.loads(line)) for line in lines]
 
     def once(self, run: Callable[[], list[Asked]]) -> list[Asked]:
-        """What is there, or what ``run`` gives, which is there then."""
+        """The requests on disk; without any, those that ``run`` returns, which are stored."""
         history = self.read()
         if not history:
             history = run()
@@ -90,16 +90,16 @@ class StageHistory:
         return history
 
     def add(self, entries: Iterable[Asked]) -> None:
-        """More of it."""
+        """Append requests to the history."""
         with self._history.open("a") as file:
             for entry in entries:
                 file.write(json.dumps(asdict(entry)) + "\n")
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What was noted."""
+        """The facts noted so far, by name."""
         return json.loads(self._facts.read_text()) if self._facts.is_file() else {}
 
     def note(self, **facts: Any) -> None:
-        """Facts by name, over those of the same names."""
+        """Store facts by name, replacing those of the same names."""
         self._facts.write_text(json.dumps(self.facts | facts))

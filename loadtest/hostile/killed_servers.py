@@ -33,41 +33,41 @@ PAUSE = 3.0
 
 
 class StubVictim(MortalStub):
-    """One that draws by hash."""
+    """A stub of SGLang, which draws by hash."""
 
     @classmethod
     def of(cls) -> Self:
-        """As the bundled policy's tokenizer spells."""
+        """A stub with the bundled policy's tokenizer."""
         return cls(Stub.of(Text(SPRIG_FOLDER / "policy")))
 
     async def stop(self, *, still: bool) -> None:
-        """Reached, and silent."""
+        """Stay reachable but silent if ``still``, else answer again."""
         self.still = still
 
 
 @dataclass(slots=True)
 class RealVictim:
-    """SGLang."""
+    """A real SGLang server."""
 
     server: LaunchedServer
 
     @property
     def url(self) -> str:
-        """Where it listens."""
+        """The server's URL."""
         return self.server.url
 
     async def kill(self) -> None:
-        """With its process group."""
+        """Kill the server and its process group."""
         self._signal(signal.SIGKILL)
         await asyncio.to_thread(self.server.stop)
 
     async def start(self) -> None:
-        """Until it answers."""
+        """Start the server and wait until it answers."""
         self.server.start()
         await self.server.ready(START_SECONDS)
 
     async def stop(self, *, still: bool) -> None:
-        """All of its processes."""
+        """Stop all of its processes if ``still``, else let them go on."""
         self._signal(signal.SIGSTOP if still else signal.SIGCONT)
 
     def _signal(self, sign: signal.Signals) -> None:
@@ -76,11 +76,11 @@ class RealVictim:
 
 
 Victim = StubVictim | RealVictim
-"""A server that is killed, stands still, and starts again where it was."""
+"""A server that can be killed, stopped, and started again at the same address."""
 
 
 async def killed_at_random(servers: Sequence[Victim], kills: Sequence[int]) -> None:
-    """Each so often, in a random order, each time at a random moment after the last start."""
+    """Kill and restart each server as often as ``kills`` says, in random order, at random times."""
     dice = random.Random(0)
     order = [victim for victim, often in zip(servers, kills, strict=True) for _ in range(often)]
     dice.shuffle(order)
@@ -93,7 +93,7 @@ async def killed_at_random(servers: Sequence[Victim], kills: Sequence[int]) -> N
 
 @dataclass(slots=True)
 class StreamEnd:
-    """How a streamed search ended. ``cut``: with a gap in its events, or without the last."""
+    """How a streamed search ended. ``cut``: with a gap in its events, or without the last one."""
 
     number: int
     error: str = ""
@@ -105,7 +105,7 @@ class StreamEnd:
     _hash: Any = field(default_factory=hashlib.sha256, repr=False)
 
     def hear(self, name: str, data: dict[str, Any]) -> None:
-        """An event: what is drawn, and the answer, are the search's steps."""
+        """Note an event; ``steps`` becomes a hash of the drawn tokens and the answer."""
         if name == "expanded":
             self._hash.update(repr((data["parent"], data["child"], data["tokens"])).encode())
         elif name == "scored":
@@ -118,7 +118,7 @@ class StreamEnd:
 
 
 def search_body(number: int, deadline: float) -> dict[str, Any]:
-    """The body of the search of that number."""
+    """The request body of search ``number``."""
     questions = TASKS[TASK].questions("test", 100)
     search = {"policy": "rebase", "width": 8, "seed": number, "deadline_ms": round(1000 * deadline)}
     return {"question": questions[number % len(questions)], "search": search, "stream": True}
@@ -127,7 +127,7 @@ def search_body(number: int, deadline: float) -> dict[str, Any]:
 async def streamed(
     url: str, numbers: Sequence[int], at_once: int, *, deadline: float = PATIENCE
 ) -> list[StreamEnd]:
-    """The searches of these numbers, so many at once; ``seconds`` from sending to the end."""
+    """Stream the searches of these numbers, ``at_once`` at a time; how each of them ended."""
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=url, timeout=PATIENCE, limits=limits) as http:
         return await side_by_side(

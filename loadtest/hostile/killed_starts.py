@@ -1,4 +1,4 @@
-"""``hedgerow serve --launch`` killed at random moments: what is left, and whether it starts."""
+"""Kill ``hedgerow serve --launch`` at random moments: what remains, does it start again?"""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from typing import Any
 from loadtest.report import say
 
 MARK = "KILLED_STARTS"
-"""In the environment of all processes of a start, by which they are found."""
+"""The environment variable by which all processes of a start are found."""
 GONE_SECONDS = 10.0
 UP_SECONDS = 600.0
-"""For a start to come to its end."""
+"""Seconds for a start to become ready."""
 AFTER_SECONDS = 5.0
-"""Kills come up to so long after it is ready."""
+"""Kills come up to this many seconds after a start is ready."""
 MEMORY = "0.5,0.5"
 POOL_TOKENS = "20000"
 SERVER = """
@@ -46,11 +46,11 @@ time.sleep(1)
 port = int(sys.argv[sys.argv.index("--port") + 1])
 ThreadingHTTPServer(("127.0.0.1", port), Answer).serve_forever()
 """
-"""What a stub of SGLang runs: it has a child, and one that has left its process group."""
+"""The code of a stub of SGLang with two children, one of them outside its process group."""
 
 
 def python_that(folder: Path, code: str) -> Path:
-    """A Python whose ``sglang.launch_server`` is this code."""
+    """Write a Python executable whose ``sglang.launch_server`` runs ``code``."""
     (folder / "sglang").mkdir()
     (folder / "sglang" / "__init__.py").touch()
     (folder / "sglang" / "launch_server.py").write_text(code)
@@ -61,7 +61,7 @@ def python_that(folder: Path, code: str) -> Path:
 
 
 def marked(mark: str) -> list[int]:
-    """The processes of a start."""
+    """The process ids of a start."""
     pids = []
     for folder in Path("/proc").iterdir():
         with suppress(OSError):
@@ -103,7 +103,7 @@ class Start:
                     self.ready.set()
 
     def kill(self) -> float:
-        """Seconds until nothing of it is left, LEFT_SECONDS at most."""
+        """Kill it; seconds until all of its processes are gone, GONE_SECONDS at most."""
         self._process.kill()
         self._process.wait()
         start = time.monotonic()
@@ -113,8 +113,8 @@ class Start:
 
 
 def killed_starts(python: Path | None, folder: Path, kills: int) -> dict[str, Any]:
-    """Starts that are killed at random moments of the time that a whole one took, and a while after
-    it; then a whole one. Without ``python`` of SGLang's environment a stub is started."""
+    """Kill starts at random moments of the time that a whole start took, or shortly after it; then
+    start once more. Without ``python``, that of SGLang's environment, a stub is started."""
     python, dice = python or python_that(folder, SERVER), random.Random(0)
     run_start = time.monotonic()
     start = Start(python)
@@ -144,7 +144,7 @@ def killed_starts(python: Path | None, folder: Path, kills: int) -> dict[str, An
 
 
 def _end(mark: str) -> int:
-    """How many are left, which are ended."""
+    """Kill the processes that remain of a start; how many they were."""
     pids = marked(mark)
     for pid in pids:
         with suppress(ProcessLookupError):

@@ -26,7 +26,7 @@ from models.tasks import TASKS
 MAX_RUNNING = 4
 AT_ONCE = 24
 CHOICES = 4
-"""Of every plain request, each a reply of its own in the server's count."""
+"""Choices of every plain request, each of which the server counts as a reply."""
 CLIENT_GONE = 499
 """The status of a request whose client is gone, as nginx has it."""
 GONE_SECONDS = 1.0
@@ -49,14 +49,14 @@ class Ends:
     at: dict[str, float] = field(default_factory=dict)
 
     def note_line(self, line: str) -> None:
-        """A line of its log."""
+        """Note the end of a request, if this line of the server's log tells of one."""
         if '"hedgerow.access"' in line:
             entry = json.loads(line)
             self.at[entry["request_id"]] = datetime.fromisoformat(entry["time"]).timestamp()
 
 
 def request(number: int) -> tuple[str, bytes]:
-    """The path and body of the leaver of that number."""
+    """The path and body of leaver ``number``."""
     dice = random.Random(number)
     path, more = dice.choice(KINDS)
     question = dice.choice(TASKS["game24"].questions("dev", 64))
@@ -68,7 +68,7 @@ def request(number: int) -> tuple[str, bytes]:
 
 
 async def leave(port: int, number: int) -> float:
-    """Ask, and leave: with most of the body sent, or at some moment after it. When it left."""
+    """Ask and leave, with a part of the body sent or at some moment after it; the time it left."""
     dice = random.Random(-number - 1)
     path, body = request(number)
     part = body[: dice.randrange(len(body))] if dice.random() < 0.15 else body
@@ -90,10 +90,10 @@ async def leave(port: int, number: int) -> float:
 
 
 async def crowd(served: Served, numbers: Sequence[int], ends: Ends) -> tuple[list[Asked], float]:
-    """Leavers, and the most searches that were under way at any look.
+    """The leavers' requests, and the most searches that were under way at any look.
 
-    None for those whose answer was there before they left, and for those whose request, thrown away
-    with its connection, was never read.
+    Without those whose answer was there before they left, and those whose request was discarded
+    with its connection, unread.
     """
     most, port = 0.0, int(served.url.rpartition(":")[2])
 
@@ -119,7 +119,7 @@ async def crowd(served: Served, numbers: Sequence[int], ends: Ends) -> tuple[lis
 
 
 async def _wait_for_ends(numbers: Sequence[int], ends: Ends) -> None:
-    """A second longer than nothing new is heard of, PATIENCE at most."""
+    """Wait until no request has ended for a second, PATIENCE at most."""
     last_count, since, until = -1, time.monotonic(), time.monotonic() + PATIENCE
     while time.monotonic() < min(until, since + 1.0):
         count = sum(f"leaver-{number}" in ends.at for number in numbers)
@@ -129,7 +129,7 @@ async def _wait_for_ends(numbers: Sequence[int], ends: Ends) -> None:
 
 
 def leavers(store: StageHistory, count: int, chunk: int = 200) -> list[Asked]:
-    """So many that left while something was done for them."""
+    """Run until ``count`` clients have left while their requests were served."""
     history = store.read()
     if len(history) >= count:
         return history
@@ -137,7 +137,7 @@ def leavers(store: StageHistory, count: int, chunk: int = 200) -> list[Asked]:
     begin = facts.get("asked", 0)
     settings = {"max_running": MAX_RUNNING, "log_format": "json", "kv_tokens": 16384}
     with Served(heard=ends.note_line, **settings) as served:
-        asyncio.run(crowd(served, range(-2 * AT_ONCE, 0), ends))  # whatever grows once, has
+        asyncio.run(crowd(served, range(-2 * AT_ONCE, 0), ends))  # what grows only once grows
         base = asyncio.run(counts_at_rest(served))
         while len(history) < count:
             batch, most = asyncio.run(crowd(served, range(begin, begin + chunk), ends))
@@ -155,7 +155,7 @@ def leavers(store: StageHistory, count: int, chunk: int = 200) -> list[Asked]:
 
 
 def checked_leavers(history: Sequence[Asked], facts: dict[str, Any]) -> dict[str, Any]:
-    """What came out, and ``broken`` of it."""
+    """Counts of the stage; ``broken``: how often each promise was broken."""
     gone = sorted(entry.seconds for entry in history)
     p99 = statistics.quantiles(gone, n=100)[-1]
     broken = {

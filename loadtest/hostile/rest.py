@@ -1,4 +1,4 @@
-"""What a server holds while nobody asks it for anything."""
+"""What a server holds while it has no requests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from loadtest.served import Served, values
 
 SETTLE_SECONDS = 1.0
 REST_SECONDS = 10.0
-"""After which what is still held counts as held for good."""
+"""Seconds after which anything still held counts as held for good."""
 COUNTS = {
     "searches": ("hedgerow_searches_in_flight", {}),
     "replies": ("hedgerow_searches_in_flight", {"policy": "plain"}),
@@ -25,14 +25,14 @@ COUNTS = {
 
 
 async def counts(http: httpx.AsyncClient) -> dict[str, float]:
-    """By name, this look at it included."""
+    """The server's counts by name, this request for them included."""
     text = (await http.get("/metrics")).text
     return {name: sum(values(text, metric, **of)) for name, (metric, of) in COUNTS.items()}
 
 
 async def counts_at_rest(served: Served, base: dict[str, float] | None = None) -> dict[str, float]:
-    """What it holds at rest, handles and MB included; with a ``base`` once it is back to that, or
-    after a while."""
+    """Counts at rest, with open files and MB; with a ``base``, once the server is back at it or
+    after REST_SECONDS."""
     async with httpx.AsyncClient(base_url=served.url, timeout=60) as http:
         until = time.monotonic() + (SETTLE_SECONDS if base is None else REST_SECONDS)
         while True:
@@ -45,7 +45,7 @@ async def counts_at_rest(served: Served, base: dict[str, float] | None = None) -
 
 
 def more(now: dict[str, float], base: dict[str, float]) -> dict[str, float]:
-    """What is held beyond ``base``, memory aside: that is reported, as allocators keep some."""
+    """Counts above ``base``, except memory: allocators keep some of it, so it is only reported."""
     return {
         name: count - base[name]
         for name, count in now.items()

@@ -1,5 +1,5 @@
-"""Searches whose trees are compared: drawn at random, asked twice, whatever happens meanwhile; and
-searches on a disk that is full under the file of trees."""
+"""Random searches that are run twice, under any disturbance, and whose trees are compared; and
+searches while the disk under the file of trees is full."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ PATIENCE = 180.0
 """Seconds for a request, far above its deadline."""
 STALL_SECONDS = 2.0
 STOPPED = {3: STALL_SECONDS / 2, 4: STALL_SECONDS * 2}
-"""For how many seconds the engine is stopped, not killed, at these of five times."""
+"""Of every five kills, those that stop the engine instead, and for how many seconds."""
 A_KILL = 15
-"""Searches to a kill of the engine."""
+"""Searches per kill of the engine."""
 FLAGS: Sequence[dict[str, Any]] = (
     {},
     {"speculate": "on", "dedup": "off", "kv_tokens": 8192},
     {"draft": "scheduled", "order": "random", "batch_limit": 7, "kv_tokens": 8192},
 )
-"""Servers beside the plain one: settings that may change the time a tree takes, never the tree."""
+"""Settings of servers, the plain one first: they may change a tree's time, never the tree."""
 
 
 def drawn(number: int) -> dict[str, Any]:
-    """The body of the search of that number: any policy, width 1 to 12, odd dials."""
+    """The request body of search ``number``: any policy, width 1 to 12, random parameters."""
     dice = random.Random(number)
     questions = TASKS[dice.choice(sorted(TASKS))].questions("dev", 64)
     search: dict[str, Any] = {
@@ -65,7 +65,7 @@ def drawn(number: int) -> dict[str, Any]:
 
 
 async def ask(http: httpx.AsyncClient, body: dict[str, Any]) -> Asked:
-    """One search and its end."""
+    """Run one search; how it ended."""
     request, start = json.dumps(body, sort_keys=True), time.monotonic()
     try:
         async with asyncio.timeout(PATIENCE):
@@ -86,13 +86,13 @@ async def ask(http: httpx.AsyncClient, body: dict[str, Any]) -> Asked:
 
 
 async def ready(http: httpx.AsyncClient) -> None:
-    """Wait until the engine is up: what is refused at once says little."""
+    """Wait until the engine is up, so that no search is refused at once."""
     while (await http.get("/ready")).status_code != 200:
         await asyncio.sleep(0.1)
 
 
 async def in_company(url: str, numbers: Sequence[int], at_once: int) -> list[Asked]:
-    """The searches of these numbers, so many at once."""
+    """Run the searches of these numbers, ``at_once`` at a time."""
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=url, timeout=PATIENCE, limits=limits) as http:
 
@@ -104,7 +104,7 @@ async def in_company(url: str, numbers: Sequence[int], at_once: int) -> list[Ask
 
 
 def pairs(store: StageHistory, count: int, chunk: int = 50) -> list[Asked]:
-    """Every search on a plain server in little company, and again on another in more of it."""
+    """Run every search on a plain server beside few others, and again on another beside more."""
     history = store.read()
     for begin in range(len(history) // 2, count, chunk):
         numbers = range(begin, min(begin + chunk, count))
@@ -117,7 +117,7 @@ def pairs(store: StageHistory, count: int, chunk: int = 50) -> list[Asked]:
 
 
 def killed(store: StageHistory, count: int) -> list[Asked]:
-    """Searches among which the engine dies or stands still, and all of them again in peace."""
+    """Run searches while the engine is killed or stopped, and all of them again undisturbed."""
 
     def run() -> list[Asked]:
         with Served(watchdog_seconds=0.2, stall_seconds=STALL_SECONDS) as served:
@@ -128,11 +128,11 @@ def killed(store: StageHistory, count: int) -> list[Asked]:
 
 
 FULL = "/dev/full"
-"""Takes what is written to it as a disk does that has no room left."""
+"""A file to which writes fail as on a full disk."""
 
 
 def full_disk(store: StageHistory, count: int) -> list[Asked]:
-    """So many searches whose trees cannot be written."""
+    """Run ``count`` searches whose trees cannot be written."""
 
     def run() -> list[Asked]:
         lines: list[str] = []
@@ -149,7 +149,7 @@ def full_disk(store: StageHistory, count: int) -> list[Asked]:
 
 
 def checked_disk(history: list[Asked], facts: dict[str, Any]) -> dict[str, Any]:
-    """Every search has its answer; what is lost is counted, and told once."""
+    """Check that every search is answered, and that lost trees are counted and logged once."""
     answered = sum(entry.status == httpx.codes.OK for entry in history)
     counts = checked(history)
     broken = {
@@ -161,7 +161,7 @@ def checked_disk(history: list[Asked], facts: dict[str, Any]) -> dict[str, Any]:
 
 
 async def _with_kills(served: Served, numbers: Sequence[int], kills: int) -> list[Asked]:
-    """Kills come at random moments of the searches, each once the engine is up again."""
+    """Run searches while the engine is killed at random moments, each time once it is up."""
     dice = random.Random(0)
 
     async def kill() -> None:

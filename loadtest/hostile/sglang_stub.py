@@ -1,6 +1,6 @@
-"""SGLang as the server sees it, drawing by hash: as quick as the wire, the same after any fault.
+"""A stub of SGLang that draws by hash: it answers at once, and the same after any fault.
 
-It can be killed, stand still, and answer with faults of its own.
+It can be killed, fall silent, and fail requests.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ INFO = {
     "disable_cuda_graph": True,
 }
 ENDS = 0.02
-"""How likely a token is the last one of all."""
+"""The probability that a token ends the text."""
 DELIMITS = 0.1
-"""How likely a token ends a step."""
+"""The probability that a token ends a step."""
 WORDS = "0123456789 +-*/()="
 
 
@@ -33,7 +33,7 @@ class Stub:
     """Answers ``/generate`` of one model: tokens follow from those before and from the seed."""
 
     work = "/generate"
-    """Where requests for work go."""
+    """The path of requests for work."""
 
     def __init__(self, pieces: Sequence[bytes], words: Sequence[int], end: int) -> None:
         """``pieces``: every id's bytes; ``words``: the ids to draw; ``end``: the text's last."""
@@ -43,7 +43,7 @@ class Stub:
 
     @classmethod
     def of(cls, text: Text) -> Self:
-        """It draws digits and signs."""
+        """A stub that draws digits and signs."""
         words = [text.encode(word)[0] for word in WORDS]
         return cls(text.pieces, words, min(text.eos))
 
@@ -53,7 +53,7 @@ class Stub:
         writer: asyncio.StreamWriter,
         meddle: Callable[[str], Awaitable[int]] | None = None,
     ) -> None:
-        """One connection; ``meddle`` is told each request's path and gives its answer's status."""
+        """Serve one connection; ``meddle`` gets each request's path and returns the status."""
         try:
             while head := await reader.readline():
                 path, size = head.split()[1].decode(), 0
@@ -69,12 +69,12 @@ class Stub:
                     writer.write(piece)
                     await writer.drain()
         except (ConnectionError, asyncio.IncompleteReadError):
-            pass  # whoever asked has gone
+            pass  # the client has gone
         finally:
             writer.close()
 
     def _said(self, path: str, body: bytes) -> list[bytes]:
-        """The answer's pieces: of a list that is streamed, one for each item."""
+        """The answer's pieces: one event for each item if a list is streamed, else a single one."""
         match path:
             case "/generate":
                 request = json.loads(body)
@@ -93,7 +93,7 @@ class Stub:
     def draw(
         self, ids: Sequence[int], seed: int, most: int, stop: Sequence[str]
     ) -> tuple[list[int], bool]:
-        """At most so many tokens after these, and whether what stops them is the last."""
+        """At most ``most`` tokens after ``ids``, and whether the last of them is a stop."""
         tokens: list[int] = []
         delimiters = [self._pieces.index(text.encode()) for text in stop]
         stops = {self._end, *delimiters}
@@ -133,7 +133,7 @@ class Stub:
 
 
 def items(request: dict[str, Any]) -> list[dict[str, Any]]:
-    """The items of a list, each as a request of its own."""
+    """The items of a list request, each as a request of its own."""
     lists = {name: value for name, value in request.items() if isinstance(value, list)}
     several = [
         dict(zip(lists, values, strict=True)) for values in zip(*lists.values(), strict=True)
@@ -142,8 +142,8 @@ def items(request: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 class MortalStub:
-    """A stub on one port for all of its lives. ``still``: it is reached and says nothing;
-    ``faults``: how many requests for work get status 500, the next ones first."""
+    """A stub that keeps its port when it starts again. ``still``: it is reachable but silent;
+    ``faults``: how many of the next requests for work get status 500."""
 
     def __init__(self, stub: Stub) -> None:
         self.still = False
@@ -156,7 +156,7 @@ class MortalStub:
 
     @property
     def url(self) -> str:
-        """Where it listens."""
+        """The server's URL."""
         return f"http://127.0.0.1:{self.port}"
 
     async def start(self) -> None:
@@ -165,7 +165,7 @@ class MortalStub:
         self.port = await self._ends.enter_async_context(server)
 
     async def kill(self) -> None:
-        """End with all connections, whatever is under way."""
+        """Close the port and all connections."""
         await self._ends.aclose()
 
     async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -176,7 +176,7 @@ class MortalStub:
             raise
 
     async def _meddle(self, path: str) -> int:
-        """The status of an answer, once there is to be one."""
+        """Wait while the stub is still; the status of the answer."""
         work = path == self._stub.work
         self.asked += work
         while self.still:
@@ -188,6 +188,6 @@ class MortalStub:
 
 
 def share(ids: Sequence[int]) -> float:
-    """In [0, 1), by these ids."""
+    """A number in [0, 1), by a hash of ``ids``."""
     digest = hashlib.blake2b(repr(ids).encode(), digest_size=7).digest()
     return int.from_bytes(digest, "big") / 2**56

@@ -1,4 +1,4 @@
-"""Faults on a wire, by the names that Toxiproxy gave them, in a proxy of one upstream."""
+"""A proxy of one upstream that makes faults on the wire, by Toxiproxy's names for them."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[objec
 READ = 16_384
 TOXICS: Sequence[str] = ("latency", "bandwidth", "slicer", "slow_close", "limit_data", "reset_peer")
 SILENCE = "timeout"
-"""Toxiproxy's name for a wire that says nothing any more until it closes."""
+"""Toxiproxy's name for a wire that falls silent until it closes."""
 TOO_MANY = "too_many"
-"""An answer becomes a refusal, as by a gateway that counts requests; none of Toxiproxy's."""
+"""An answer becomes a 429, as from a gateway with a rate limit; Toxiproxy has no such fault."""
 REFUSAL = (
     b"HTTP/1.1 429 Too Many Requests\r\nretry-after: 1\r\ncontent-length: 0\r\n"
     b"connection: close\r\n\r\n"
@@ -30,8 +30,8 @@ class Toxic:
 
     ``name``: "latency" (each piece is late), "bandwidth" (few bytes a second), "slicer" (tiny
     pieces), "slow_close", "limit_data" (closes after so many bytes), "reset_peer" (a reset after a
-    while), "timeout" (silence, then closes), "too_many" (status 429, then closes). ``seconds`` and
-    ``size`` mean what the name makes of them.
+    while), "timeout" (silence, then closes), "too_many" (status 429, then closes). The name decides
+    what ``seconds`` and ``size`` mean.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Toxic:
 
     @classmethod
     def at_random(cls, dice: random.Random, names: Sequence[str], silence: float) -> Self:
-        """One of these, as bad as the dice say; ``silence`` lasts so many seconds."""
+        """A random toxic of ``names``; silence lasts ``silence`` seconds."""
         name = dice.choice(names)
         seconds = silence if name == SILENCE else dice.uniform(0.001, 0.2)
         return cls(name, seconds, dice.randint(1, 4000))
@@ -48,7 +48,7 @@ class Toxic:
 
 @dataclass(slots=True)
 class Proxy:
-    """Hands connections on to a port of this machine; a ``share`` of the answers has a toxic."""
+    """Forwards connections to a port of this machine; a ``share`` of the answers has a toxic."""
 
     upstream: int
     share: float = 0.0
@@ -56,10 +56,10 @@ class Proxy:
     silence: float = 3.0
     dice: random.Random = field(default_factory=lambda: random.Random(0))
     done: Counter[str] = field(default_factory=Counter)
-    """How often which toxic was."""
+    """How often each toxic was applied."""
 
     async def connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection, to its end."""
+        """Forward one connection until it ends."""
         try:
             answers, requests = await asyncio.open_connection("127.0.0.1", self.upstream)
         except OSError:
@@ -67,7 +67,7 @@ class Proxy:
             return
         there = asyncio.create_task(self._plain(reader, requests))
         back = asyncio.create_task(self._answers(answers, writer))
-        try:  # an answer that nobody waits for is nobody's
+        try:  # once either side has ended, the other is of no use
             await asyncio.wait({there, back}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for task in (there, back):
@@ -83,7 +83,7 @@ class Proxy:
                 await writer.drain()
 
     async def _answers(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answer by answer: a connection that is kept has its toxic from any of them on."""
+        """Forward the answers; a connection that gets a toxic at one of them keeps it."""
         toxic: Toxic | None = None
         sent_bytes = 0
         with suppress(ConnectionError):
@@ -103,7 +103,7 @@ class Proxy:
     async def _spoilt(
         self, toxic: Toxic, piece: bytes, sent_bytes: int, writer: asyncio.StreamWriter
     ) -> bool:
-        """Hand a piece on as the toxic does; False if it was the connection's last."""
+        """Forward a piece as the toxic has it; False if it was the connection's last."""
         match toxic.name:
             case "latency":
                 await asyncio.sleep(toxic.seconds)
@@ -139,8 +139,8 @@ class Proxy:
 
 @asynccontextmanager
 async def listening(handler: Handler, port: int = 0) -> AsyncIterator[int]:
-    """The port at which ``handler`` gets every connection, a free one unless it is given; those
-    that are left end with it."""
+    """Listen on ``port``, or a free one, and yield it; ``handler`` gets every connection. Those
+    still open at the end are closed."""
     open_ones: set[asyncio.Task[None]] = set()
 
     def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -26,10 +26,10 @@ from runtime.text import Text
 AT_ONCE = 8
 REPLICAS = 2
 SHARE = 0.1
-"""Of the answers on a wire, that have a fault."""
+"""The share of the answers on a wire that have a fault."""
 STALL_SECONDS = 2.0
 SILENCE = 4.0
-"""Longer than a server waits that counts one as lost which stands still."""
+"""Seconds; longer than STALL_SECONDS, after which a silent server counts as lost."""
 KV_TOKENS = 20_000
 
 
@@ -40,7 +40,7 @@ async def _faulty(
     numbers: Sequence[int],
     store: StageHistory,
 ) -> list[Asked]:
-    """Searches over wires that fail, then again over whole ones; the servers by their ports."""
+    """Run searches over faulty wires, then again over sound ones; servers are given by port."""
     async with AsyncExitStack() as stack:
         wires = [Proxy(port, silence=SILENCE) for port in (*policies, *rewards)]
         ports = [await stack.enter_async_context(listening(wire.connection)) for wire in wires]
@@ -94,20 +94,20 @@ async def _real() -> AsyncIterator[tuple[list[int], list[int]]]:
 def wires(
     store: StageHistory, count: int, engine: str = "sglang", *, real: bool = False
 ) -> list[Asked]:
-    """So many searches, each over faults and again in peace."""
+    """Run ``count`` searches, each over faulty wires and again over sound ones."""
 
     async def run() -> list[Asked]:
         async with _real() if real else _stubs(engine) as (policies, rewards):
             history = await _faulty(engine, policies, rewards, range(count), store)
-        # its arithmetic follows the batch, and with it the last digits of a reward
+        # SGLang's arithmetic depends on the batch, and with it the last digits of a reward
         return [replace(entry, digest="") for entry in history] if real else history
 
     return store.once(lambda: asyncio.run(run()))
 
 
 def checked_wires(history: Sequence[Asked], facts: dict[str, Any]) -> dict[str, Any]:
-    """Every search has its end, the right one or an error, nothing stays, and in peace all is
-    answered."""
+    """Check that every search ends, with the right tree or an error, that nothing is still held,
+    and that without faults every search is answered."""
     counts = checked(history)
     peace = history[len(history) // 2 :]
     failed = sum(entry.status >= httpx.codes.INTERNAL_SERVER_ERROR for entry in peace)

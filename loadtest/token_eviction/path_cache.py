@@ -37,7 +37,7 @@ class PathCache(DynamicCache):
     """What is held of some paths, side by side; shorter ones are filled up in front.
 
     ``places`` (paths, keys): the absolute position of each key; ``paid`` (paths, keys): the
-    attention that rows read since have paid to it. ``read``: how many these are, of each path;
+    attention that rows read since have paid to it. ``read``: how many rows each path has read;
     ``logits`` (paths, vocab) follow the last one.
     """
 
@@ -59,7 +59,7 @@ class PathCache(DynamicCache):
         return torch.stack([torch.stack(both) for both in layers])
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        """Only these paths go on."""
+        """Keep only these paths."""
         super().batch_select_indices(indices)
         rows = indices.numpy()
         self.places, self.paid = self.places[rows], self.paid[rows]

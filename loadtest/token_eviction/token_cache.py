@@ -1,6 +1,6 @@
 """What one tree holds: the keys and values of some tokens of each of its blocks.
 
-A block is one node's step, block 0 the prompt. Nodes that say the same below the same block share
+A block is one node's step, block 0 the prompt. Nodes with the same step below the same block share
 it, as they would in a radix tree; nothing is shared with other trees.
 """
 
@@ -25,7 +25,7 @@ class CachedBlock:
 
     ``there`` (m,): which are held, counted within the block, rising; ``kv`` (layers, 2, heads, m,
     head_dim): their keys and values. ``within`` and ``later`` (n,): the attention that tokens of
-    the block and after it have paid to each. ``nodes``: who says this.
+    the block and after it have paid to each. ``nodes``: those whose step it is.
     """
 
     parent: int
@@ -52,11 +52,11 @@ class CachedBlock:
         return len(self.tokens) - len(self.there)
 
     def keep(self, ranks: Ints) -> None:
-        """Give up all held tokens but these, by their rank among them."""
+        """Evict all held tokens but these, given by their rank."""
         self.there, self.kv = self.there[ranks], self.kv[..., ranks, :]
 
     def put(self, places: Ints, kv: Tensor) -> None:
-        """Hold those of some absolute positions that are its own, in place of what there is."""
+        """Hold those of some absolute positions that lie in the block, replacing any held there."""
         inside = np.flatnonzero((places >= self.start) & (places < self.end))
         which = places[inside] - self.start
         self.keep(np.flatnonzero(~np.isin(self.there, which)))
@@ -96,9 +96,9 @@ class TokenCache:
         return HeldPath(places, torch.cat([block.kv for block in chain], -2))
 
     def add(self, node: int, block: CachedBlock) -> bool:
-        """A step has ended; False if there is a block that says the same, which it then shares.
+        """Add a step that has ended; False if there is an equal block, which the node then shares.
 
-        What is missing of that one, the new one brings.
+        Tokens that are missing in the equal block are taken from the new one.
         """
         name = self._same.setdefault((block.parent, block.tokens.tobytes()), node)
         same = self.blocks.setdefault(name, block)
@@ -110,7 +110,7 @@ class TokenCache:
         return same is block
 
     def mark_dead(self, nodes: Iterable[int]) -> list[int]:
-        """These will not be visited again; the blocks that go with the last of their nodes."""
+        """Drop nodes that will not be visited again; the blocks dropped with their last node."""
         dead = []
         for node in self.block_of.keys() & set(nodes):
             name = self.block_of.pop(node)

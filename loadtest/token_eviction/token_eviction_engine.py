@@ -1,8 +1,8 @@
 """An engine that draws one tree's steps from paths of which only some tokens are held.
 
-A wave: the policy hears where it stands (transition), what its paths miss is computed if it ever
-is, and then all of its branches decode side by side. Noise is the other engines', so with room for
-everything the steps are too.
+A wave: the policy gets the active paths (transition), their missing tokens are computed if the
+policy rehydrates, and then all branches decode side by side. The noise is that of the other
+engines, so with room for everything the steps are the same.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ from search.engine import (
 from search.tree import Finish
 
 PLACES = 64
-"""Branches of a wave at most."""
+"""The most branches of a wave."""
 TOP = 64
 """Equation (1): tokens whose terms of the entropy are counted one by one."""
 
 
 class TokenEvictionEngine(EngineWrapper):
-    """Draws by itself; all else is another engine's. One tree in a budget of its own, and lossy.
+    """Draws one tree in a budget of its own, with losses; all else is another engine's.
 
     ``spent``: what the tree has cost; ``active_peak``: the most that a wave read of it;
-    ``again_seconds``: making paths whole again; ``policy_seconds``: deciding what goes.
+    ``again_seconds``: making paths whole again; ``policy_seconds``: deciding what to evict.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class TokenEvictionEngine(EngineWrapper):
         self._paths: dict[int, CachedBlock] = {}
         """The blocks that the wave reads."""
         self._under_way = 0
-        """Tokens of its own that are held."""
+        """Tokens held of the steps under way."""
         cache, tokens = PathCache([reader.nothing]), np.array(prompt, dtype=np.int64)
         reader.read(cache, tokens[None], np.arange(len(tokens))[None])
         whole = CachedBlock(-1, 0, tokens, cache.kv_read(0), cache.paid[0])
@@ -110,7 +110,7 @@ class TokenEvictionEngine(EngineWrapper):
         return steps
 
     def hint(self, tree: str, hint: Hint) -> None:
-        """The search moved on: what is dead goes at once."""
+        """Pass on a hint; dead blocks are dropped at once."""
         super().hint(tree, hint)
         block_of = self.held.block_of
         with self._deciding():
@@ -124,9 +124,9 @@ class TokenEvictionEngine(EngineWrapper):
         return combined(Counters, (self.spent, await super().release(tree)))
 
     def _fitting(self, branches: Sequence[Branch]) -> Sequence[Branch]:
-        """As many of the first branches as fit, floors of other blocks included; one at least.
+        """As many of the first branches as fit, floors of other blocks included; at least one.
 
-        The last token of a single one may stand beyond the budget: its own is not held then.
+        The last token of a single branch may exceed the budget: its KV is not held then.
         """
         paths: dict[int, CachedBlock] = {}
         steps = 0
@@ -155,7 +155,7 @@ class TokenEvictionEngine(EngineWrapper):
         return [step.step(self._reader.text) for step in steps]
 
     def _arrive(self, leaves: Sequence[int]) -> dict[int, np.ndarray]:
-        """Transition: the paths down to these blocks, whole if what is missing ever comes back.
+        """Transition: activate the paths down to these blocks, made whole if the policy rehydrates.
         Logits (vocab,) after each."""
         with self._deciding():
             self.policy.enter(leaves)
@@ -169,8 +169,8 @@ class TokenEvictionEngine(EngineWrapper):
         return {leaf: self._read_end(leaf) for leaf in leaves}
 
     def _read_end(self, leaf: int) -> np.ndarray:
-        """Logits (vocab,) after a path, of which its last token is always read again, for without
-        it nothing could be drawn, and what is missing if that ever comes back."""
+        """Logits (vocab,) after a path. Its last token is always read again, since drawing needs
+        it, and so are its missing tokens if the policy rehydrates."""
         start, path, chain = time.perf_counter(), self.held.path(leaf), self.held.chain(leaf)
         last = chain[leaf].end - 1
         again = np.setdiff1d(np.arange(last + 1), path.places)
@@ -204,7 +204,7 @@ class TokenEvictionEngine(EngineWrapper):
         self.spent.decoded_tokens += len(steps)
 
     def _feed(self, steps: Sequence[DrawnStep], cache: PathCache) -> None:
-        """Pressure if need be, then one row each: the token just drawn."""
+        """Make room if need be (pressure), then read one row each: the token just drawn."""
         self._make_room(len(steps), beside=len(steps))
         tokens = np.array([step.tokens[-1:] for step in steps])
         self._reader.read(cache, tokens, np.array([[len(step.path) - 1] for step in steps]))
@@ -218,7 +218,7 @@ class TokenEvictionEngine(EngineWrapper):
     def _let_go(
         self, steps: list[DrawnStep], cache: PathCache, over: Callable[[DrawnStep], bool]
     ) -> list[DrawnStep]:
-        """The steps that go on, those that are ``over`` being closed."""
+        """Close the steps that are ``over``; the others."""
         going = []
         for row, step in enumerate(steps):
             if over(step):
@@ -230,8 +230,8 @@ class TokenEvictionEngine(EngineWrapper):
         return [steps[row] for row in going]
 
     def _close(self, step: DrawnStep, cache: PathCache, row: int) -> None:
-        """Book the attention that a step paid to the blocks above it. Boundary: it is a block, if
-        all of it was read; else nothing of it is held any more."""
+        """Add the attention that a step paid to the blocks above it. Boundary: it becomes a block
+        if all of it was read; else none of it is held any more."""
         leaf, node, read = self.held.block_of[step.branch.parent], step.branch.node, cache.read
         places, paid = cache.places[row], cache.paid[row]
         for name, block in self.held.chain(leaf).items():
@@ -250,14 +250,14 @@ class TokenEvictionEngine(EngineWrapper):
                 self.policy.add_block(node, leaf, read, certain)
 
     def _make_room(self, tokens: int, beside: int) -> None:
-        """For so many tokens, ``beside`` of them more than active paths are to hold."""
+        """Make room for ``tokens``, ``beside`` of which active paths are not to hold."""
         remaining = self.held.capacity - self._under_way
         if self.held.count + tokens > remaining:
             with self._deciding():
                 self.policy.fit(remaining - beside)
 
     def _count_pass(self, prefilled: int = 0) -> None:
-        """What a pass has cost, what is read and what is held after it."""
+        """Count what a pass has cost, and the tokens read and held after it."""
         active = self._under_way + sum(len(block.there) for block in self._paths.values())
         held_tokens = self._under_way + self.held.count
         self.spent.kv_tokens_peak = max(self.spent.kv_tokens_peak, held_tokens)

@@ -1,11 +1,11 @@
-"""What a tree gives up: ArborKV by equations (2) and (3), and policies that know one stream alone.
+"""What to evict of a tree: by ArborKV's equations (2) and (3), or by policies for one stream.
 
 Three events and nothing else cause work: a boundary (a step closes), a transition (the wave that
 decodes next stands elsewhere) and pressure (room runs short).
 
-A stream is the path that is active now, prompt included. Which of its tokens stay, a rule says from
-the attention paid to each of them (n,), the lengths of the thoughts that they make up (m,), the
-prompt's first, and a budget in tokens: positions, ascending.
+A stream is the path that is active now, prompt included. A rule gives the positions, ascending, of
+the tokens that stay, from the attention paid to each token (n,), the lengths of the thoughts that
+they make up (m,), the prompt's first, and a budget in tokens.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from search.engine import Hint
 from search.tree import ROOT
 
 MARGIN = 0.02
-"""δ: the share of the budget that pressure frees beyond what is wanted."""
+"""δ: the share of the budget that pressure frees beyond what is needed."""
 SINKS = 4
 LEAST = 4
-"""Tokens of a thought that stay however old it is."""
+"""Tokens of a thought that stay, no matter how old it is."""
 _ROUNDING = 1e-9
 
 
@@ -55,7 +55,7 @@ def thinkv(attention: Floats, thoughts: Ints, budget: int) -> Ints:
     """Like ThinKV: older thoughts get less.
 
     The newest stays whole; of the others each one's allowance is half the next one's, but at least
-    ``LEAST`` tokens, whatever the budget, within which those attended to most stay.
+    ``LEAST`` tokens, even beyond the budget; within it those attended to most stay.
     """
     newest = np.arange(len(thoughts)) == len(thoughts) - 1
     least = np.where(newest, thoughts, np.minimum(thoughts, LEAST))
@@ -93,14 +93,14 @@ class StreamPolicy:
         self._waves = 0
 
     def add_block(self, node: int, parent: int, tokens: int, confidence: float) -> None:
-        """It was used just now."""
+        """Note that a new block was used just now."""
         self._used[node] = self._waves
 
     def add_attention(self, node: int, mass: float, queries: int) -> None:
-        """Tokens alone count, not blocks."""
+        """Ignored: rules use the attention of tokens, not of blocks."""
 
     def transition(self, hint: Hint) -> None:
-        """What the search thinks does not matter."""
+        """Ignored: the values of nodes do not matter."""
 
     def enter(self, active: Sequence[int]) -> None:
         """The next wave grows from these blocks: choose what stays of each path, in order."""
@@ -122,7 +122,7 @@ class StreamPolicy:
                 block.keep(part - start)
 
     def fit(self, room: int) -> None:
-        """Whole blocks go, those longest unused first, until all hold ``left`` tokens. Raises
+        """Whole blocks go, those longest unused first, until all hold ``room`` tokens. Raises
         Infeasible."""
         blocks, count = self._cache.blocks, self._cache.count
         target = room - int(MARGIN * self._cache.capacity)
@@ -144,8 +144,8 @@ class StreamPolicy:
 class ExtractiveParams:
     """How ArborKV's extractive mode decides.
 
-    ``heavy``: within a block those that later tokens attend to stay beside its tail, else the most
-    recent ones. ``rehydrate``: blocks that a path comes back to are made whole, or never. The
+    ``heavy``: in a block the tokens that later ones attend to most stay beside its tail, else the
+    most recent ones. ``rehydrate``: whether blocks that a path returns to are made whole. The
     prompt is on every path and so stays whole, the sinks of section 4 (i) included.
     """
 
@@ -167,17 +167,17 @@ class ExtractivePolicy:
         self.add_attention = self._blocks.add_attention
 
     def transition(self, hint: Hint) -> None:
-        """The search moved on: new values v. Blocks in place of nodes, the dead gone already."""
+        """Take new values v, outlook and dead ones. Ids are those of blocks, the dead ones gone."""
         self._blocks.set_values(hint.values)
         self._blocks.set_outlook(hint.outlook)
         self._blocks.mark_dead(hint.dead)
 
     def enter(self, active: Sequence[int]) -> None:
-        """Path* is where these blocks are; what must go for it goes when room is asked for."""
+        """Make the paths to these blocks Path*; tokens are evicted for it when room is needed."""
         self._blocks.set_active(active)
 
     def fit(self, room: int) -> None:
-        """Equations (2) and (3) over all blocks, so that they hold ``left`` tokens when active
+        """Equations (2) and (3) over all blocks, so that they hold ``room`` tokens when active
         paths are whole; retention only falls. Raises Infeasible."""
         blocks = self._cache.blocks
         names = np.array(list(blocks))
@@ -241,7 +241,7 @@ def policy_for(
 ) -> ExtractivePolicy | StreamPolicy:
     """A policy of ``TOKEN_EVICTION`` by its name, for one tree.
 
-    ``share``: of a stream that a policy of streams keeps; ``floors``: of the others.
+    ``share``: of its tokens that a stream keeps; ``floors``: for the other policies.
     """
     if name in STREAMS:
         return StreamPolicy(cache, name, share)

@@ -14,7 +14,7 @@ from loadtest.token_eviction.token_eviction_engine import TokenEvictionEngine
 from search.spec import SearchSpec
 
 PUBLISHED = Floors()
-"""For nodes of 128 tokens."""
+"""The paper's floors, for nodes of 128 tokens."""
 NODE_TOKENS = 128
 
 
@@ -34,11 +34,11 @@ async def run_token_eviction(
     budget: int,
     share: float,
 ) -> KvRun:
-    """One search in a budget. ``share``: of its tokens that a stream keeps. Scoring is the embedded
-    engine's.
+    """Run one search in a budget; the embedded engine scores. ``share``: of its tokens that a
+    stream keeps.
 
-    A search under token eviction may run into paths longer than any that full retention came to:
-    they end where the budget does, which holds all of its paths.
+    A search under token eviction may have longer paths than the same one at full retention, each
+    of which fits the budget: they end where the budget does.
     """
     prompt = models.text.encode_chat([{"role": "user", "content": item.question}])
     longest = min(spec.trajectory_tokens, budget - len(prompt) + 1)
