@@ -89,7 +89,7 @@ DRAFTS = {"qwen2.5-1.5b": "qwen2.5-0.5b", "qwen2.5-0.5b": "tiny", "tiny": "tiny"
 
 @dataclass(frozen=True, slots=True)
 class GpuModels:
-    """Checkpoints of a policy, a reward model and a draft, and the fields of the searches' specs."""
+    """Checkpoints of a policy, a reward model and a draft, and the spec fields of the searches."""
 
     policy: Path
     prm: Path
