@@ -180,7 +180,7 @@ def _narrower(cell: AllocationCell, cells: Sequence[AllocationCell]) -> Allocati
 def _share(
     method: str, cells: Sequence[AllocationCell], yardstick: AllocationCell | None
 ) -> float | None:
-    """The tokens of the method's cheapest width that reaches the yardstick, as a share of its."""
+    """Tokens of the method's cheapest width that reaches the yardstick, over the yardstick's."""
     if yardstick is None:
         return None
     enough = [c.tokens for c in cells if c.method == method and c.accuracy >= yardstick.accuracy]

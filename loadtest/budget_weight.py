@@ -49,7 +49,7 @@ def chosen(task: str, width: int, path: Path = FILE) -> float | None:
 
 
 def spec_for(policy: str, width: int, task: str) -> SearchSpec:
-    """A policy's spec; those of ETS with the weight chosen for the task and width."""
+    """A policy's spec, for ETS with the weight chosen for the task and width."""
     weight = chosen(task, width) if policy in WEIGHTED else None
     fields: dict[str, Any] = {"policy": policy, "width": width}
     return SearchSpec.model_validate(fields if weight is None else fields | {FIELD: weight})

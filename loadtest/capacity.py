@@ -1,7 +1,7 @@
 """How many replicas does a number of users need, and how much KV?
 
 `python -m loadtest.capacity [--gpu NAME] [--policy NAME] [--reward NAME] [--width N] ... [--json]`.
-A roofline of two models on one GPU a replica: datasheet numbers, a stated efficiency, a stated
+A roofline of two models on one GPU per replica: datasheet numbers, a stated efficiency, a stated
 share of its throughput that is planned with, searches that come at random and share it. `--check`
 measures on this machine's CPU, with the bundled models, what the model says of KV and of time as a
 search grows wider (`loadtest/capacity_check.py`).
@@ -48,7 +48,7 @@ class Model:
 
     @property
     def weights(self) -> float:
-        """Bytes."""
+        """Bytes of the weights."""
         return HALF * self.parameters
 
     @property

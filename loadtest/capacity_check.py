@@ -1,6 +1,6 @@
 """The capacity model's two claims that a CPU can judge, measured on the bundled models.
 
-A search's time is a fixed cost a pass and a cost a row, hence a straight line over the width; its
+A search's time is a fixed cost per pass and a cost per row, so a straight line over the width; its
 KV is a power of the width, a little below 1 where steps repeat. Widths 4 and 64 give both, width 16
 is predicted. Time is the engine process's CPU time on one thread, which other work on the machine
 hardly changes; widths take turns.

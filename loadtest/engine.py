@@ -3,7 +3,7 @@
 `python -m loadtest.engine [--quick] [--json]`. Steps of the bundled policy with contexts of 100
 tokens, exact and plain forward and their floor interleaved in one run; medians, with the number of
 threads that is fastest for the forward. Then whole searches against the loop that scripts run on
-transformers, a question by turns, with one thread and with all, of which the faster counts.
+transformers, a question each in turn, with one thread and with all, of which the faster counts.
 """
 
 from __future__ import annotations

@@ -7,11 +7,11 @@ roofline split, live), `SMP` (and speculative expansion with look-ahead verifica
 pair of models, a policy, a number of beams and a pool: a share of the KV bytes that both models
 hold at most when there is room for all, though at least a path for each. Ratios are of pairs of one
 item and repeat within one run; where `same_work` is 1, both did the same passes over the same
-tokens and a ratio says what order and luck make of time. `rebase` is the paper's dynamic branching,
-`steps` its varying granularity: beam search by steps of a fixed length. With `--clock cpu` seconds
-are the processor's, for a machine with other work to do. `room_bound` is how much faster the
-baseline is with room for everything: order and split cannot win more. `ahead_bound` is what
-speculation could win where a pass costs the same however full: the bundled policy's steps are
+tokens and a ratio shows only what order and luck make of time. `rebase` is the paper's dynamic
+branching, `steps` its varying granularity: beam search by steps of a fixed length. With `--clock
+cpu` seconds are the processor's, for a machine with other work to do. `room_bound` is how much
+faster the baseline is with room for everything: order and split cannot win more. `ahead_bound` is
+what speculation could win where a pass costs the same however full: the bundled policy's steps are
 nearly of one length, so it leaves little to win, unless it draws hotter (`--temperature 2`).
 
 All cells take days: `--sample` draws some, and `--of` sums up what several runs wrote.
@@ -55,7 +55,7 @@ PAIRS = {"equal": (1, 1), "generator-heavy": (4, 1), "verifier-heavy": (1, 4)}
 """Factors by which each pair multiplies the layers of the bundled policy and reward model."""
 STEPS = "steps"
 GRANULARITY = 32
-"""Tokens of a step of the policy ``steps``."""
+"""Tokens per step of the policy ``steps``."""
 
 
 @dataclass(frozen=True, slots=True)

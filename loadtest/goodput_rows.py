@@ -45,7 +45,7 @@ COLUMNS = (
 
 
 WORSE = 0.97
-"""Section 8 of the design: no cell may be significantly below it."""
+"""The ratio that no cell may be significantly below (section 8 of the design)."""
 
 SUMMARY_COLUMNS = (
     "variant",

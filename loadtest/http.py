@@ -4,7 +4,7 @@
 this machine. First the same plain completions by HTTP, from a client in a process of its own, and
 straight from the engine, in turns, at 1 and 32 at once: the difference of the medians. Then Locust
 measures a server in a process of its own: its capacity for users who ask without end, and what it
-answers, refuses and loses at fixed rates, shares of that. Answers after the server's own deadline
+answers, refuses and loses at rates that are shares of that. Answers after the server's own deadline
 are ``late``, refusals that do not say when to come back ``unsaid``; neither should occur.
 """
 

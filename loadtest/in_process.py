@@ -57,7 +57,7 @@ class ModelsInProcess:
 @dataclass(slots=True)
 class Clocked:
     """A model whose passes are timed. ``again_seconds``: the time of rows without logits,
-    which are computed again, not counting the first pass, which reads the prompt. ``spans``: the
+    which are computed again, except in the first pass, which reads the prompt. ``spans``: the
     sequences that had a place in a pass, summed over all passes."""
 
     forward: Forward
@@ -105,12 +105,12 @@ class SteppedEngine:
         return embed_texts([trajectory.texts[-1] for trajectory in trajectories])
 
     def hint(self, tree: str, hint: Hint) -> None:
-        """Tell both models' caches."""
+        """Pass a hint on to both models' caches."""
         self.scheduler.hint(tree, hint)
         self._scorer.hint(tree, hint)
 
     async def release(self, tree: str) -> Counters:
-        """Release a tree; what it cost."""
+        """Release a tree and return what it cost."""
         prm = self._scorer.release(tree) or Counters()
         return (self.scheduler.release(tree) or Counters()) + prm
 
@@ -180,7 +180,7 @@ class InProcess(SteppedEngine):
         question: str,
         trajectories: Sequence[Trajectory],
     ) -> list[float]:
-        """One reward a trajectory."""
+        """Score each trajectory."""
         call = next(self._calls)
         with self._timed("score"):
             extension = self.scheduler.beam_extension

@@ -21,7 +21,7 @@ GROUPS = {
 }
 """Names that stand for several policies: tables 1 and 4 of the paper, tables 3 and 7."""
 Cell = tuple[str, float]
-"""A KV policy and rho, its budget over what full retention held at most."""
+"""A KV policy and rho: its budget as a share of full retention's peak."""
 
 ROOMY = 16_384
 """KV tokens that hold any of these searches whole."""
@@ -33,7 +33,7 @@ class KvPlan:
 
     ``expansions``: in place of the configurations'; ``active``: no budget is below what full
     retention's branches read at once, so that nothing waits for room; ``theta``: a file of
-    ``hedgerow calibrate``; ``kept_in``: where searches are kept.
+    ``hedgerow calibrate``; ``kept_in``: the file of kept searches.
     """
 
     tasks: Sequence[str] = ("blocksworld", "wordproblem")

@@ -55,8 +55,8 @@ class KvSearches:
     async def run(
         self, case: Case, item: Item, policy: str, rho: float, reference: KvRun | None
     ) -> KvRun:
-        """Run a question under a policy with rho times the KV that ``reference``, the run at full
-        retention, held at most; None for that run itself."""
+        """Run a question under a policy in a budget of rho times the peak of ``reference``, the
+        run at full retention; None for that run itself."""
         name = f"{policy} at {rho:g}" if reference else FULL_RETENTION
         if reference and self._active:
             name += " or what is read"

@@ -37,7 +37,7 @@ class Begun:
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """A request that has begun draws ``tokens`` after what it has."""
+    """A request that has begun draws ``tokens`` after those that it has."""
 
     request: int
     tokens: Path
@@ -71,7 +71,7 @@ def one_by_one(draws: Sequence[Draw]) -> list[Served]:
 def least_read_again(served: Sequence[Served], pool: int) -> int:
     """Tokens that were cached once and are read again, in a cache of ``pool`` tokens.
 
-    Where requests at work need more than that, they have it, and nothing else is kept.
+    Where requests under way need more than that, they get it, and nothing else is kept.
     """
     trie, paths = TokenTrie(), dict[int, list[int]]()
     walked = [_walk(trie, paths, event) for event in served]

@@ -1,8 +1,8 @@
-"""Locust's users: one class a scenario. `locust -f loadtest/locust_scenarios.py --host URL Steady`.
+"""Locust's users, a class per scenario: `locust -f loadtest/locust_scenarios.py --host URL Steady`.
 
 Where ``LOADTEST_RECORDS`` names a file, every request is written there as a line of JSON: when it
-ended, by which key, its milliseconds, its status (0: no whole answer), and when it was told to come
-back, if it was. ``LOADTEST_PERIOD``: seconds between the requests of one ``Paced`` user.
+ended, by which key, its milliseconds, its status (0: no whole answer), and its ``Retry-After``, if
+any. ``LOADTEST_PERIOD``: seconds between the requests of one ``Paced`` user.
 `python -m loadtest.scenarios` runs the others and makes the report.
 """
 
@@ -55,7 +55,7 @@ class Asker(FastHttpUser):
 
 
 class Steady(Asker):
-    """An even rate: one request in two seconds a user."""
+    """An even rate: one request in two seconds per user."""
 
     wait_time = constant_throughput(0.5)
 
@@ -74,7 +74,7 @@ class MixedWidths(Asker):
     wait_time = constant_throughput(0.5)
 
     def request_fields(self) -> dict[str, Any]:
-        """A width by its weight."""
+        """A random width, by ``WIDTHS``."""
         (width,) = random.choices(list(WIDTHS), list(WIDTHS.values()))
         return {"search": {"width": width}}
 
@@ -132,7 +132,7 @@ class Plain(Paced):
     """Short plain completions."""
 
     def request_fields(self) -> dict[str, Any]:
-        """Sixteen tokens."""
+        """A limit of sixteen tokens."""
         return {"max_tokens": 16}
 
 

@@ -29,7 +29,7 @@ STOP_SECONDS = 60.0
 LAST_WORDS = 2000
 CPU = ("--dtype", "float32", "--enforce-eager", "--block-size", "32")
 NO_CHUNKS = ("--no-enable-chunked-prefill", "--max-num-batched-tokens", "16384")
-"""On a CPU vLLM 0.32 ends at a seeded request whose prompt is read in pieces."""
+"""On a CPU vLLM 0.32 dies of a seeded request whose prompt is read in pieces."""
 POLICY_OPTIONS = ("--enable-prompt-tokens-details", "--scheduling-policy", "priority")
 ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"}
 

@@ -78,8 +78,8 @@ class BenchmarkParser(argparse.ArgumentParser):
     """Reads the options of ``python -m loadtest.NAME``; a wrong one ends it with one line."""
 
     def __init__(self, name: str, doc: str | None, *shared: str, **described: str) -> None:
-        """``doc``: the module's own; ``shared``: names of SHARED; ``described``: more of them,
-        each with a help text of its own. Every benchmark also has ``--json``."""
+        """``doc``: the module's own; ``shared``: names of SHARED; ``described``: more of them
+        with help texts of their own. Every benchmark also has ``--json``."""
         super().__init__(
             prog=f"python -m loadtest.{name}",
             description=doc,

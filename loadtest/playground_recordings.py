@@ -26,7 +26,7 @@ QUESTION = 2
 """The index of the question among a task's dev questions."""
 DONE = ("object", "status", "answer", "answers", "unanswered", "text", "vote", "seed", "policy",
         "width", "stop_reason", "usage", "stats")  # fmt: skip
-"""What the page reads of a search that is done."""
+"""Fields of the last event that the page reads."""
 
 
 def recorded(url: str, task: str) -> dict[str, Any]:

@@ -5,8 +5,8 @@ accuracy, FLOPs, KV. Then, timed in turns, in pools of a share of REBASE's peak:
 with 4 to 32 searches at once, and what deciding costs. REBASE's peak is what the engine holds with
 the fewest searches at once and room for all; the reward model's pool is the same for everybody.
 `--choose weight` sweeps ETS's budget weight on dev instead, and writes what it chose. Without
-questions to time (`--timed 0`) the comparison is all. With `--keep FILE` it, which takes hours,
-goes on where an earlier run ended.
+questions to time (`--timed 0`) there is only the comparison. With `--keep FILE` this goes on where
+an earlier run, which takes hours, ended.
 
 `--engine sglang`: the same on two SGLang servers on the CPU, started anew for every pool, our
 plug-in at work. A peak is what its searches hold, looked at after every round. Trees are equal up
@@ -68,8 +68,8 @@ class KeepOne(LevelPolicy):
 class PolicyPlan:
     """What is measured. ``questions`` are compared, the first ``timed`` of them timed as well.
 
-    ``until``: by ``time.monotonic``; no further repeat begins after it. ``kept_in``: where results
-    of the comparison are kept.
+    ``until``: by ``time.monotonic``; no further repeat begins after it. ``kept_in``: the file of
+    results of the comparison.
     """
 
     tasks: Sequence[str]
@@ -117,7 +117,7 @@ QUICK = replace(
     repeats=2,
 )
 QUICK_ON_SGLANG = {"widths": (16,), "at_once": (2,), "questions": 2, "timed": 2, "repeats": 1}
-"""What the quick plan does there: in SGLang's plain CPU path a token takes many times as long."""
+"""Changes to the quick plan there: in SGLang's plain CPU path a token takes many times as long."""
 QUICK_SECONDS = 80.0
 """After this long the quick plan begins no second repeat."""
 

@@ -26,7 +26,7 @@ BRANCH = 3
 ACTIVE = 4
 ROUNDS = 60
 SHARE = 0.25
-"""The pool's share of what the blocks take."""
+"""The pool's size as a share of all blocks' tokens."""
 TREE = "tree"
 
 
@@ -44,7 +44,7 @@ class RandomSearch:
         cache.evictor.add_tree(TREE, self._paths[ROOT])
 
     def round(self) -> None:
-        """Expand the best open nodes, noting what each event takes.
+        """Expand the best open nodes, noting the seconds of each event.
 
         A transition's weighing is done when room is first needed after it, and counted with it.
         """

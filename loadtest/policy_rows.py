@@ -34,7 +34,7 @@ UNTIMED = dict.fromkeys(
         *("decision_ms_p50", "decision_ms_p99", "decision_nodes_max", "overhead_vs_replay"),
     )
 )
-"""What a row says of time where nothing was timed."""
+"""The timing columns of a row where nothing was timed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class PolicyCell:
     timings: dict[float, Timing]
 
     def rows(self) -> list[dict[str, Any]]:
-        """A row a pool and policy, pools as given, policies as given; untimed, one a policy."""
+        """A row per pool and policy, in the order given; untimed, a row per policy."""
         comparisons = {name: self._comparison(name) for name in self.results}
         if not self.timings:
             return [row | UNTIMED for row in comparisons.values()]

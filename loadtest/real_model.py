@@ -4,8 +4,8 @@
 deduplicated and not, against transformers' `generate` in float32, by turns in one run on as many
 threads, and SGLang's on the CPU (`--sglang`), whose arithmetic has one thread here: `--threads 1`
 gives all of them one. Searches in a quarter of the KV that they hold at most: equal trees, what was
-computed again, the time. Seconds from `hedgerow serve smollm2` to its first answer, with nothing
-made before and once more.
+computed again, the time. Seconds from `hedgerow serve smollm2` to its first answer, without
+caches and once more with them.
 """
 
 from __future__ import annotations

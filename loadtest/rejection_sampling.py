@@ -130,7 +130,7 @@ class RejectionDraftModel(DraftModel):
     def _by_rejection(
         seq: BranchSequence, depth: int, logits: Tensor, offer: CandidateOffer, plain: SampledToken
     ) -> SampledToken:
-        """The token after ``depth`` draft tokens, from logits (vocab,); ``own`` has the entropy."""
+        """The token after ``depth`` draft tokens, from logits (vocab,); entropy as in ``plain``."""
         sampling = seq.call.sampling
         p = distribution(logits.numpy(), sampling.temperature, sampling.top_p)
         token = choose(p, offer, seq.branch.seed, seq.position + depth)

@@ -58,7 +58,7 @@ def policy_of_spec(spec: SearchSpec) -> Policy:
 class Method:
     """A way to search. ``name`` tells it from the others.
 
-    ``policy_of`` makes what plans its rounds, which need not be what the spec names.
+    ``policy_of`` makes the policy that plans its rounds; the spec may name another.
     """
 
     name: str

@@ -160,9 +160,9 @@ def load_records(
 
 
 def load_row(records: Sequence[Mapping[str, Any]], deadline: float) -> dict[str, Any]:
-    """The row of some requests. ``goodput_rps``: answers a second within ``deadline`` seconds, the
-    others are ``late``; quantiles are of the honest key's answers; ``lost``: with none of the
-    endings that the server intends."""
+    """A row of requests. ``goodput_rps``: answers a second within ``deadline`` seconds; later
+    ones and 504s are ``late``; quantiles are of the honest key's answers; ``lost``: with none of
+    the endings that the server intends."""
     elapsed = max((record["ended"] for record in records), default=0.0)
     answered = [record for record in records if record["status"] == httpx.codes.OK]
     honest = sorted(record["ms"] for record in answered if record["key"] == "honest")

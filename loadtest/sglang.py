@@ -4,7 +4,7 @@ Real servers of the bundled models on this machine's CPU. A row is one cell; wha
 measure is null in it.
 
 - ``wall_vs_raw``: the wall of a ``self_consistency`` search over that of one raw ``/generate`` list
-  with the same prompts, as many tokens a chain, and seeds; ``cpu_vs_raw`` the servers' processor
+  with the same prompts, as many tokens per chain, and seeds; ``cpu_vs_raw`` the servers' processor
   time likewise. Caches are emptied before each; the two take turns; the median pair, the least
   and the most are given.
 - ``requests_a_round``: the most requests that a round sends to one server; ``requests``: those of

@@ -4,9 +4,9 @@ Searches are recorded in the embedded engine, whose memory is ample, and their r
 again by SGLang's own cache and scheduling without a model (`loadtest.sglang_replay`): by age in
 SGLang's default order of the queue and with no round held back (``lru_again``), and as Hedgerow
 launches servers, with our plug-in, common prefixes first and rounds that wait for room
-(``plugin_again``); ``same_queue_again``: by age in that order, rounds held back alike.
-``bound_again``: what the best order there is would have read again of the requests as the plug-in's
-server served them, ``lru_bound`` as the other one did. ``passes`` of a server until all is drawn,
+(``plugin_again``); ``same_queue_again``: by age in the plug-in's order, rounds held back as well.
+``bound_again``: what the best order would have read again of the requests as the plug-in's server
+served them; ``lru_bound``: as the other one did. ``passes`` of a server until all is drawn,
 and ``held_passes`` for which rounds waited, all rounds' added up. A pool that fits all is the last
 of each policy: there ``free_passes`` are those with no round held back.
 """
@@ -209,7 +209,7 @@ async def recorded(policy: str, searches: int) -> list[dict[str, Any]]:
 async def served(
     python: Path, searches: Sequence[Mapping[str, Any]], cell_modes: Sequence[Mode]
 ) -> AsyncIterator[tuple[Mode, Done]]:
-    """Replay each mode; the mode and its row. Raises RuntimeError with the replay's errors."""
+    """Replay each mode; yield it and its row. Raises RuntimeError with the replay's errors."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "recording.json"
         path.write_text(json.dumps(searches))

@@ -3,15 +3,15 @@
 - ``servers``: streamed searches, eight at once, over the only server of each kind, which are killed
   at random moments and start again. ``lost``: searches that ended with an error; ``cut``: streams
   with a gap or without their last event; ``different``: other steps or another answer than
-  undisturbed; ``other_digests``: rewards included, of which ``turned`` of ``rewards`` are others,
-  by at most ``most_apart``: SGLang's arithmetic follows its batches (`loadtest.sglang_rewards`).
+  undisturbed; ``other_digests``: rewards included, of which ``turned`` of ``rewards`` differ, by at
+  most ``most_apart``: SGLang's arithmetic depends on its batches (`loadtest.sglang_rewards`).
 - ``deadlines``: searches over a server that is stopped; ``late_ms``: the latest answer after its
   deadline.
 - ``hedgerow``: ``hedgerow serve --launch`` is killed at random moments, its start included.
   ``left``: processes 10 s after a kill; ``failed``: starts after a kill that came to nothing.
 
-Real SGLang of the bundled models on this machine's CPU, or with ``--stub`` something that speaks as
-it does and draws by hash. ``--row`` runs some of them alone.
+Real SGLang of the bundled models on this machine's CPU, or with ``--stub`` a stub that speaks as it
+does and draws by hash. ``--row`` runs some of them alone.
 
     python -m loadtest.sglang_lost [--stub] [--quick] [--row servers,deadlines,hedgerow] [--json]
 """

@@ -6,7 +6,7 @@ as Hedgerow launches and asks. Both draw by seed, and the embedded engine scores
 the same up to what SGLang's arithmetic makes of a prefix that is read again. In a pool that fits
 all the plug-in runs twice, the first time with no round held back.
 
-What the best order would have read again is known of a replay alone (`loadtest.sglang_grid`).
+What the best order would have read again is known only from a replay (`loadtest.sglang_grid`).
 """
 
 from __future__ import annotations

@@ -111,17 +111,17 @@ class Replayed:
 
 @dataclass(slots=True)
 class CachedOnce:
-    """Every token that was cached once, by its path."""
+    """All tokens that were cached once, by their paths."""
 
     _trie: TokenTrie = field(default_factory=TokenTrie)
     _cached: set[int] = field(default_factory=set)
 
     def again(self, tokens: Sequence[int], cached: int) -> int:
-        """Of a path whose first tokens are cached, those that were cached once."""
+        """How many tokens of a path beyond its first ``cached`` ones were cached once."""
         return sum(at in self._cached for at in self._trie.walk(tokens)[cached:])
 
     def add(self, tokens: Sequence[int]) -> None:
-        """These are cached now."""
+        """Note that all tokens of a path are cached now."""
         self._cached.update(self._trie.walk(tokens))
 
 

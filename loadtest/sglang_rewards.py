@@ -12,7 +12,7 @@ A row is a way:
 
 Each is compared with the same path alone and nothing cached: ``most_apart`` and ``mean_apart`` of
 rewards as they come, ``turned`` of them once rounded, ``most_units`` of the last digit between the
-two of those, and ``searches_turned`` that have one.
+two of those, and ``searches_turned`` that have any.
 
 With ``--float64`` the reward model computes in float64.
 
@@ -58,11 +58,11 @@ AT_ONCE = 8
 AS_IN_CONFIG = ("--dtype", "auto")
 Steps = tuple[tuple[int, ...], ...]
 Rewards = Mapping[tuple[int, Steps], float]
-"""By the number of a search and the steps of a path."""
+"""Rewards by the number of a search and the steps of a path."""
 
 
 class ScoredSearch(EngineWrapper):
-    """A search's paths in the order scored, and their rewards as they came."""
+    """A search's paths in the order scored, and their unrounded rewards."""
 
     def __init__(self, engine: SglangEngine, number: int) -> None:
         super().__init__(engine)
@@ -83,7 +83,7 @@ class ScoredSearch(EngineWrapper):
         return rewards
 
     async def score_again(self, paths: Sequence[Steps], name: str) -> dict[Steps, float]:
-        """The same paths in one call of a search that has scored nothing."""
+        """Score the same paths in one call, as a search that has scored nothing yet."""
         trajectories = [self._paths[path] for path in paths]
         try:
             rewards = await super().score(name, *self._about, trajectories)

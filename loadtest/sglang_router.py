@@ -7,7 +7,7 @@ searches, several at once, from empty caches each time; a row is one way.
 - ``hits``: of the tokens that searches had read before, the share that was cached; ``of_direct``:
   over the share where Hedgerow itself keeps searches on servers.
 - ``warned``: Hedgerow has said that the router does not keep trees together; ``different``:
-  searches whose steps are others than directly.
+  searches whose steps differ from the direct ones.
 
     python -m loadtest.sglang_router [--policies manual cache_aware round_robin] [--json]
 """
@@ -55,7 +55,7 @@ class Warnings(logging.Handler):
 
 @asynccontextmanager
 async def smg(program: Path, policy: str, workers: Sequence[LaunchedServer]) -> AsyncIterator[str]:
-    """SMG before servers that run; its URL once it has found them."""
+    """Run SMG before running servers; yield its URL once it has found them."""
     port, metrics = free_port(), free_port()
     command = [
         *(str(program), "launch", "--host", HOST, "--port", str(port), "--policy", policy),
@@ -78,7 +78,7 @@ async def smg(program: Path, policy: str, workers: Sequence[LaunchedServer]) -> 
 
 
 async def _workers_ready(client: httpx.AsyncClient, url: str, workers: int) -> bool:
-    """Whether the router has that many servers that are well."""
+    """Whether the router has this number of healthy servers."""
     try:
         reply = (await client.get(f"{url}/workers")).raise_for_status().json()
     except httpx.HTTPError:
@@ -97,7 +97,7 @@ class Run:
 
 
 async def run_on(servers: Sequence[LaunchedServer], items: Sequence[Item], **how: Any) -> Run:
-    """All searches at once from empty caches; ``how``: SglangOptions."""
+    """Run all searches at once from empty caches; ``how``: SglangOptions."""
     await forget(servers)
     warnings, log = Warnings(), logging.getLogger("runtime.servers.routing")
     log.addHandler(warnings)

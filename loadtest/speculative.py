@@ -182,7 +182,7 @@ class Targets:
         return self._loaded[ratio]
 
     def path(self, ratio: float) -> Path:
-        """Where its checkpoint lies."""
+        """The target's checkpoint."""
         return self._folder / str(self[ratio].forward.config.layers)
 
     def _deepened(self, layers: int) -> Path:
@@ -192,7 +192,7 @@ class Targets:
         return path
 
     def _step_seconds(self, checkpoint: Path) -> float:
-        """Processor time of one decoded token of one sequence, the least of some."""
+        """Processor time of one decoded token of one sequence, the least of 30."""
         decoding = Decoding(Forward(checkpoint, threads=self._threads), 1)
         seconds = []
         for _ in range(30):

@@ -169,7 +169,7 @@ async def each(
 async def validity_row(
     part: str, target: Target, chats: Sequence[Conversation], more: dict[str, Any]
 ) -> dict[str, Any]:
-    """The row of replies that are to fit their schemas."""
+    """Ask for replies under their schemas; the row of how many fit."""
     answers = await each(target, chats, lambda: more)
     counts: Counter[str] = Counter(dict.fromkeys(("stopped", "cut", "valid", "failed"), 0))
     for chat, answer in zip(chats, answers, strict=True):

@@ -47,8 +47,8 @@ async def in_turns(
     """Time each call once a repeat, every other repeat in the opposite order.
 
     What slows the machine for a while then slows neighbours alike. What a call returns is awaited
-    if it can be. At least one repeat is made, at most ``repeats``, as long as ``another`` says so
-    between them.
+    if it can be. At least one repeat is made, at most ``repeats``, as long as ``another`` returns
+    true between them.
     """
     times = Times[K]({what: [] for what in calls}, {what: [] for what in calls})
     for repeat in range(max(1, repeats)):

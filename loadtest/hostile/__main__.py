@@ -1,13 +1,13 @@
 """What can harm another's search? `python -m loadtest.hostile [--quick] [--state FOLDER] [--json]`.
 
 The bundled models behind servers that it starts; status 1 if a promise is broken. What is done
-stands in the folder, so that a run that was cut off goes on from there; the whole takes about 90
+is kept in the folder, so that an interrupted run goes on from there; the whole takes about 90
 minutes on two cores, ``--quick`` 10. ``--stage`` runs some of them alone.
 
-- ``bodies``: cut, bent and random ones over raw sockets;
+- ``bodies``: cut, altered and random ones over raw sockets;
 - ``leavers``: clients that leave at random moments; ``half_bodies``, ``big_bodies``: as named;
-- ``pairs``: random searches, each asked twice, of servers with other company and other settings;
-- ``kills``: searches while the engine is killed and stopped, and all of them again in peace;
+- ``pairs``: random searches, each run twice, on servers with other load and other settings;
+- ``kills``: searches while the engine is killed and stopped, and all of them again undisturbed;
 - ``disk``: no room for the file of trees;
 - ``wires``, ``openai_wires``: faults between the server and stubs of SGLang or of vLLM, and
   ``real_wires`` SGLang itself, where ``make sglang-env`` has been run.

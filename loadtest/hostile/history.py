@@ -20,7 +20,7 @@ class Asked:
     """One request and its end.
 
     ``sent``: the request, seed included; the same text must have the same ``digest``, unless a
-    ``deadline`` has cut it at a moment of the clock's. ``status``: of HTTP; 0 if the connection
+    ``deadline`` has cut it, which depends on the clock. ``status``: of HTTP; 0 if the connection
     ended without one, ``HUNG`` if it did not end. ``error``: the code of a typed error.
     ``billed`` and ``drawn``: tokens of the usage and of the tree, -1 where unknown.
     """
@@ -38,7 +38,7 @@ class Asked:
 def checked(history: Sequence[Asked], *, answers: bool = True) -> dict[str, Any]:
     """Counts of a history; ``broken``: how often each promise was broken.
 
-    ``answers``: every request is a whole one, so a connection may not end without an answer.
+    ``answers``: every request is complete, so no connection may end without an answer.
     """
     digests: defaultdict[str, set[str]] = defaultdict(set)
     whole = [entry for entry in history if entry.digest and not entry.deadline]

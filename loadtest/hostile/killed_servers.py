@@ -33,7 +33,7 @@ PAUSE = 3.0
 
 
 class StubVictim(MortalStub):
-    """A stub of SGLang, which draws by hash."""
+    """A stub of SGLang that draws by hash."""
 
     @classmethod
     def of(cls) -> Self:

@@ -103,7 +103,7 @@ class Start:
                     self.ready.set()
 
     def kill(self) -> float:
-        """Kill it; seconds until all of its processes are gone, GONE_SECONDS at most."""
+        """Kill it; return the seconds until all of its processes are gone, GONE_SECONDS at most."""
         self._process.kill()
         self._process.wait()
         start = time.monotonic()
@@ -144,7 +144,7 @@ def killed_starts(python: Path | None, folder: Path, kills: int) -> dict[str, An
 
 
 def _end(mark: str) -> int:
-    """Kill the processes that remain of a start; how many they were."""
+    """Kill the processes that remain of a start; return how many."""
     pids = marked(mark)
     for pid in pids:
         with suppress(ProcessLookupError):

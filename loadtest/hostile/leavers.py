@@ -1,4 +1,4 @@
-"""Clients that leave at random moments: what they asked for ends with them."""
+"""Clients that leave at random moments: their requests must end with them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ KINDS: Sequence[tuple[str, dict[str, Any]]] = (
 
 @dataclass(slots=True)
 class Ends:
-    """When the server said that it was done with each request, by the id the client gave it."""
+    """When the server finished each request, by the id that the client gave it."""
 
     at: dict[str, float] = field(default_factory=dict)
 

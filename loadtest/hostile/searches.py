@@ -65,7 +65,7 @@ def drawn(number: int) -> dict[str, Any]:
 
 
 async def ask(http: httpx.AsyncClient, body: dict[str, Any]) -> Asked:
-    """Run one search; how it ended."""
+    """Run one search and return how it ended."""
     request, start = json.dumps(body, sort_keys=True), time.monotonic()
     try:
         async with asyncio.timeout(PATIENCE):

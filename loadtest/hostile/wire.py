@@ -1,4 +1,4 @@
-"""Faults on the wires between a server and those that run its models: stubs of SGLang or of vLLM,
+"""Faults on the wires between a server and the servers of its models: stubs of SGLang or of vLLM,
 or SGLang itself."""
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SHARE = 0.1
 """The share of the answers on a wire that have a fault."""
 STALL_SECONDS = 2.0
 SILENCE = 4.0
-"""Seconds; longer than STALL_SECONDS, after which a silent server counts as lost."""
+"""Seconds of silence: more than STALL_SECONDS, after which a server counts as lost."""
 KV_TOKENS = 20_000
 
 

@@ -21,7 +21,7 @@ from runtime.embedded.model.config import ModelConfig, middle_layer
 from runtime.text import Text
 
 _NOWHERE = np.iinfo(np.int64).max
-"""The position of keys that only fill up: after every row."""
+"""The position of padding keys: after every row."""
 _HIDDEN = torch.finfo(torch.float32).min
 
 
@@ -34,7 +34,7 @@ class HeldPath(NamedTuple):
 
 
 class PathCache(DynamicCache):
-    """What is held of some paths, side by side; shorter ones are filled up in front.
+    """What is held of some paths, side by side; shorter ones are padded in front.
 
     ``places`` (paths, keys): the absolute position of each key; ``paid`` (paths, keys): the
     attention that rows read since have paid to it. ``read``: how many rows each path has read;

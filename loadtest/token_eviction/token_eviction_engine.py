@@ -218,7 +218,7 @@ class TokenEvictionEngine(EngineWrapper):
     def _let_go(
         self, steps: list[DrawnStep], cache: PathCache, over: Callable[[DrawnStep], bool]
     ) -> list[DrawnStep]:
-        """Close the steps that are ``over``; the others."""
+        """Close the steps that are ``over``; return the others."""
         going = []
         for row, step in enumerate(steps):
             if over(step):
