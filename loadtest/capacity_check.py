@@ -48,7 +48,7 @@ async def check(quick: bool) -> list[dict[str, Any]]:
     outcomes: dict[int, list[Outcome]] = {width: [] for width in methods}
     async with embedded(threads=1) as engine:
         assert engine.pid is not None, "a started engine has a process"
-        await grow(engine, items_of(TASK, "dev", 99, 0)[-1], methods[WIDE])  # warm
+        await grow(engine, items_of(TASK, "dev", 99, 0)[-1], methods[WIDE])  # warms up
         for item in items:
             for width, method in methods.items():
                 before = process_seconds(engine.pid)

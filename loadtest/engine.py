@@ -204,7 +204,7 @@ def main() -> None:
     )
     parser.set_defaults(threads=0)
     options = parser.parse_args()
-    let_threads_rest()  # for the process below, as in the engine's
+    let_threads_rest()  # in the process below, as the engine does
     with ProcessPoolExecutor(1, get_context("spawn")) as process:
         repeats = 9 if options.quick else 31
         report: dict[str, Any] = {

@@ -121,7 +121,7 @@ def cells_of(plan: GoodputPlan) -> list[GoodputCell]:
     cells = [GoodputCell(*kind, plan.temperature) for kind in itertools.product(*kinds)]
     numbers = range(len(cells))
     if 0 < plan.sample < len(cells):
-        luck = random.Random(repr((plan.seed, kinds)))  # widths and pairs draw anew
+        luck = random.Random(repr((plan.seed, kinds)))  # other widths or pairs, another sample
         numbers = sorted(luck.sample(numbers, plan.sample))
     return [cells[number] for number in numbers]
 

@@ -61,7 +61,7 @@ def body() -> dict[str, Any]:
 @lru_cache(1)
 def _clients_of(url: str) -> tuple[asyncio.Runner, list[httpx.AsyncClient]]:
     """One client per connection, since a client searches its whole pool at every request."""
-    tls = ssl.create_default_context()  # unused, but 10 ms to make for every client
+    tls = ssl.create_default_context()  # unused, but 10 ms to make, so made once
     many = range(max(AT_ONCE))
     return asyncio.Runner(), [
         httpx.AsyncClient(base_url=url, timeout=300, verify=tls) for _ in many

@@ -201,7 +201,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--only", choices=ONLY, help="default: all")
     parser.add_argument("--sglang", action="store_true", help="rates: beside SGLang on the CPU")
     options = parser.parse_args(arguments)
-    let_threads_rest()  # for the processes below, as in the engine's
+    let_threads_rest()  # in the processes below, as the engine does
     folder, threads, repeats = smollm2_folder(), options.threads, options.repeats
     parts = ONLY if options.only is None else (options.only,)
     tables: dict[str, list[dict[str, Any]]] = {}

@@ -200,7 +200,7 @@ class ReferenceEngine:
 
 
 def _load(checkpoint: str | Path, *, head: bool = True) -> PreTrainedModel:
-    # takes seconds: only who needs it waits
+    # takes seconds: imported only when a model is loaded
     from transformers import AutoModel, AutoModelForCausalLM
 
     kind = AutoModelForCausalLM if head else AutoModel

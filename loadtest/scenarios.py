@@ -61,7 +61,7 @@ def plot(scenario: str, records: list[dict[str, Any]], folder: Path) -> None:
     """Draw when each request ended and how long it took, the unanswered ones at the bottom."""
     figure = Figure(figsize=(7, 4))
     axes = figure.add_subplot()
-    axes.set_rasterization_zorder(2)  # thousands of points: a picture of them, not each
+    axes.set_rasterization_zorder(2)  # thousands of points: pixels, not shapes
     for key in sorted({request["key"] for request in records}):
         answered = [r for r in records if r["key"] == key and r["status"] == 200]
         ends = [r["ended"] for r in answered]

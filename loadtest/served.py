@@ -56,7 +56,7 @@ class Served:
                 break
         else:
             raise RuntimeError("the server did not start:\n" + "".join(lines))
-        self._reader = Thread(target=self._read, args=(heard,))  # or its pipe fills up
+        self._reader = Thread(target=self._read, args=(heard,))  # else the pipe fills up
         self._reader.start()
 
     def __enter__(self) -> Self:

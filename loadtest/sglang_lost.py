@@ -90,7 +90,7 @@ async def servers_row(stub: bool, searches: int, kills: tuple[int, int]) -> dict
         start = time.monotonic()
         killing = asyncio.create_task(killed_at_random((policy, reward), kills))
         streams = await streamed(served.url, range(searches), AT_ONCE)
-        while not killing.done():  # the kills come until all are done, however quick searches are
+        while not killing.done():  # searches until all kills are done, however quick they are
             streams += await streamed(served.url, range(AT_ONCE), AT_ONCE)
         await killing
     return {"row": "servers", "kills": sum(kills)} | told(streams, calm, time.monotonic() - start)

@@ -204,7 +204,7 @@ async def drawing(
     async with started([server]), engine_on([server], []) as drawer, embedded(threads=1) as scorer:
         if not gated:
             for replica in drawer.replicas:
-                replica.kv_tokens = 0  # a pool that is not known holds nothing back
+                replica.kv_tokens = 0  # with a pool of unknown size no round is held back
         with CountedRounds(Drawing(drawer, scorer)).listening() as engine:
             yield engine
 

@@ -119,7 +119,7 @@ def bad_bodies(store: StageHistory, count: int, chunk: int = 500) -> list[Asked]
     if len(history) >= count:
         return history
     with Served(body_idle_seconds=2.0) as served:
-        asyncio.run(_some(served.url, range(-chunk, 0)))  # what grows only once grows
+        asyncio.run(_some(served.url, range(-chunk, 0)))  # warms up
         base = asyncio.run(counts_at_rest(served))
         engine = served.engine
         for begin in range(len(history), count, chunk):

@@ -119,7 +119,7 @@ def big_bodies(store: StageHistory, rounds: int) -> list[Asked]:
 
     def run() -> list[Asked]:
         with Served() as served:
-            asyncio.run(_big_bodies(served.url, 1))  # what grows only once grows
+            asyncio.run(_big_bodies(served.url, 1))  # warms up
             base = asyncio.run(counts_at_rest(served))
             history, alone = asyncio.run(_big_bodies(served.url, rounds))
             after = asyncio.run(counts_at_rest(served, base))

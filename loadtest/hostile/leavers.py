@@ -81,7 +81,7 @@ async def leave(port: int, number: int) -> float:
         await asyncio.sleep(10 ** dice.uniform(-3.5, 0.3))
     else:
         await reader.read(1)  # with the first byte of the answer
-    if dice.random() < 0.5:  # with a reset instead of a farewell
+    if dice.random() < 0.5:  # with a reset, not an orderly close
         linger = struct.pack("ii", 1, 0)
         writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
     moment = time.time()
@@ -137,7 +137,7 @@ def leavers(store: StageHistory, count: int, chunk: int = 200) -> list[Asked]:
     begin = facts.get("asked", 0)
     settings = {"max_running": MAX_RUNNING, "log_format": "json", "kv_tokens": 16384}
     with Served(heard=ends.note_line, **settings) as served:
-        asyncio.run(crowd(served, range(-2 * AT_ONCE, 0), ends))  # what grows only once grows
+        asyncio.run(crowd(served, range(-2 * AT_ONCE, 0), ends))  # warms up
         base = asyncio.run(counts_at_rest(served))
         while len(history) < count:
             batch, most = asyncio.run(crowd(served, range(begin, begin + chunk), ends))

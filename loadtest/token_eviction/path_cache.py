@@ -84,7 +84,7 @@ class PathReader:
         self._model = AutoModelForCausalLM.from_pretrained(
             str(checkpoint),
             dtype=torch.float32,
-            attn_implementation="eager",  # the only one that tells what a row attends to
+            attn_implementation="eager",  # the only one that returns attention weights
             local_files_only=True,
             use_safetensors=True,
         ).eval()
