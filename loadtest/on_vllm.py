@@ -9,7 +9,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
@@ -66,11 +66,10 @@ class VllmServer:
         """Wait until it answers. Raises RuntimeError with the end of its log."""
         until = time.monotonic() + seconds
         while time.monotonic() < until and self._runs():
-            try:
+            with suppress(httpx.HTTPError):
                 if httpx.get(f"{self.url}/health", timeout=5, trust_env=False).is_success:
                     return
-            except httpx.HTTPError:
-                time.sleep(0.5)
+            time.sleep(0.5)
         raise RuntimeError(f"vLLM is not ready: {self._last_words()}")
 
     def kill(self) -> None:
