@@ -1,4 +1,4 @@
-"""``hedgerow eval``'s anatomy: rows by hand, and a plot that is drawn."""
+"""``hedgerow eval``'s anatomy: rows checked by hand, and the plot."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from cli.evaluation import evaluate
 from search.anatomy import JudgedStep
 from search.engine import Branch
 from search.spec import SearchSpec
-from tests.cli.test_evaluation import asked, wanted
+from tests.cli.test_evaluation import evaluation, number_of
 from tests.search.scripted_engine import ScriptedEngine, decode, grow
 from tests.server.conftest import PlainText
 
 
 def test_two_trees_worked_by_hand() -> None:
-    """The first tree ended at depth 1 with 3 lineages, which it keeps: (3+2)/2, (3+1)/2.
+    """The first tree ends at depth 1; there it keeps its 3 lineages: (3+2)/2, then (3+1)/2.
 
-    AUC at depth 1: .9 > .5, and .4 < .5: half; at depth 2 nothing is wrong.
+    AUC at depth 1: .9 > .5 and .4 < .5 give one half; at depth 2 no step is wrong.
     """
     first = TreeAnatomy(2, 40, (3,), (JudgedStep(1, 0.9, True), JudgedStep(1, 0.5, False)), True)
     second = TreeAnatomy(5, 60, (2, 1), (JudgedStep(1, 0.4, True), JudgedStep(2, 0.4, True)), False)
@@ -36,58 +36,58 @@ def test_two_trees_worked_by_hand() -> None:
 
 
 def test_nothing_known_is_none() -> None:
-    """Without a checker of steps no AUC and no legality; without trees nothing is lost."""
-    unknown = together([TreeAnatomy(1, 4, (1,), (), None)], 1.0, 1.0)
-    assert (unknown["auc_by_depth"], unknown["illegal_replies"]) == ([], None)
+    """Without a checker of steps AUC and legality are None; without trees no loss is counted."""
+    anatomy = together([TreeAnatomy(1, 4, (1,), (), None)], 1.0, 1.0)
+    assert (anatomy["auc_by_depth"], anatomy["illegal_replies"]) == ([], None)
     assert together([], 0.0, 0.0)["coverage_loss"] == 0.0
 
 
 def cheating(branch: Branch) -> str:
-    """Every second question's first step breaks a rule; the answer is right."""
-    said = decode(branch.tokens)
-    if asked(branch) % 2 and "bad" not in said:
+    """Break a rule in the first step of every second question; all answers are right."""
+    text = decode(branch.tokens)
+    if number_of(branch) % 2 and "bad" not in text:
         return "bad\n\n"
-    return f"The answer is {asked(branch)}."
+    return f"The answer is {number_of(branch)}."
 
 
 async def test_rows_say_what_was_lost_and_who_cheated() -> None:
-    """All are right: nothing is lost. Half of them with an illegal step. Four twins: one reply."""
-    rows = await evaluate(wanted((4,)), [ScriptedEngine(cheating)], PlainText())
+    """All replies are right, so nothing is lost; half are illegal; four twins are one reply."""
+    rows = await evaluate(evaluation((4,)), [ScriptedEngine(cheating)], PlainText())
     for row in rows:
-        found = row["anatomy"]
-        assert (found["coverage_loss"], found["selection_loss"]) == (0.0, 0.0)
-        assert found["illegal_replies"] == 0.5
-        assert found["distinct_replies"] == 1.0
-        assert found["lineages_by_depth"] == [1.0, 1.0]
-        assert row["generated_tokens"] == 4 * found["distinct_tokens"]
+        anatomy = row["anatomy"]
+        assert (anatomy["coverage_loss"], anatomy["selection_loss"]) == (0.0, 0.0)
+        assert anatomy["illegal_replies"] == 0.5
+        assert anatomy["distinct_replies"] == 1.0
+        assert anatomy["lineages_by_depth"] == [1.0, 1.0]
+        assert row["generated_tokens"] == 4 * anatomy["distinct_tokens"]
 
 
 async def test_what_is_found_and_not_chosen_is_a_selection_loss() -> None:
-    """The first child is right and scored 0, its siblings agree on a wrong answer."""
+    """The first child is right but scored 0; its siblings agree on a wrong answer."""
 
     def say(branch: Branch) -> str:
-        return f"The answer is {asked(branch) if branch.child == 0 else 99}."
+        return f"The answer is {number_of(branch) if branch.child == 0 else 99}."
 
     engine = ScriptedEngine(say=say, score_of=lambda texts: 0.9 if "99" in texts[-1] else 0.0)
-    rows = await evaluate(wanted((4,)), [engine], PlainText())
+    rows = await evaluate(evaluation((4,)), [engine], PlainText())
     assert [row["anatomy"]["selection_loss"] for row in rows] == [1.0, 1.0]
     assert rows[1]["anatomy"]["auc_by_depth"] == [0.0]
 
 
 async def test_a_file_of_questions_has_no_checker_of_steps() -> None:
-    """What a task's checker knows, a list of answers does not."""
+    """A file of questions and answers can check neither steps nor legality."""
     outcome = await grow(ScriptedEngine(), SearchSpec(policy="rebase", width=4, seed=1))
-    found = anatomy_of(CustomDataset("mine", {"Q": "2"}), "Q", outcome)
-    assert (found.steps, found.illegal) == ((), None)
-    assert found.lineages[0] >= 1
+    anatomy = anatomy_of(CustomDataset("mine", {"Q": "2"}), "Q", outcome)
+    assert (anatomy.steps, anatomy.illegal) == ((), None)
+    assert anatomy.lineages[0] >= 1
 
 
 async def test_table_and_plot_are_drawn(tmp_path: Path) -> None:
-    """A row each; equal rows make equal bytes."""
-    rows = await evaluate(wanted(), [ScriptedEngine(cheating)], PlainText())
+    """The table has a line for each row; equal rows give byte-equal plots."""
+    rows = await evaluate(evaluation(), [ScriptedEngine(cheating)], PlainText())
     assert anatomy_table(rows).row_count == 4
     for name in ("a.svg", "b.svg"):
         plot(rows, tmp_path / name)
-    drawn = (tmp_path / "a.svg").read_text()
-    assert drawn == (tmp_path / "b.svg").read_text()
-    assert ">rebase 4</text>" in drawn
+    picture = (tmp_path / "a.svg").read_text()
+    assert picture == (tmp_path / "b.svg").read_text()
+    assert ">rebase 4</text>" in picture

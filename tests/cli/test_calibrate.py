@@ -1,4 +1,4 @@
-"""``hedgerow calibrate``: recorded by what passes between search and engine, fitted, written."""
+"""``hedgerow calibrate``: records calls between search and engine, fits theta, writes the file."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ TINY = "--limit 2 --width 40 --set expansions=6 --set enough_answers=40 --seed 1
 
 
 class Attentive(ScriptedEngine):
-    """Its steps tell of attention, of a path as long as it may be, and of unlike entropies."""
+    """Returns steps with attention, with paths of the maximum length, and with unlike entropies."""
 
     evicted = 0
 
     async def expand(self, tree: str, branches: Sequence[Branch], sampling: Sampling) -> list[Step]:
-        """As they are, with what an engine with a model tells of them."""
+        """Return the scripted steps with the entropy and attention that a real model reports."""
         steps = await super().expand(tree, branches, sampling)
         return [
             replace(step, entropy=dice(step.tokens) % 4 / 2, attention=(dice(b.seed) % 9 / 9,) * 99)
@@ -48,12 +48,12 @@ class Attentive(ScriptedEngine):
         ]
 
     async def usage(self) -> Usage:
-        """With what was given up."""
+        """Report ``evicted`` as evicted tokens that searches still held."""
         return Usage(totals=EngineCounters(held_evicted_tokens=self.evicted))
 
 
-def asked(specs: Sequence[SearchSpec], at_once: int = 8) -> Evaluation:
-    """Three questions."""
+def evaluation_of(specs: Sequence[SearchSpec], at_once: int = 8) -> Evaluation:
+    """Return an evaluation of three questions with these specs."""
     return Evaluation(
         TASKS["game24"], QUESTIONS, [5], specs, at_once=at_once, share=False, answers="text"
     )
@@ -64,28 +64,28 @@ def asked(specs: Sequence[SearchSpec], at_once: int = 8) -> Evaluation:
     "alone"
 )
 async def test_recording_changes_no_tree_and_follows_from_the_searches() -> None:
-    """The same digests; the same rows in the same order, whatever runs at once."""
+    """Digests and rows are the same, in the same order, however many searches run at once."""
     engine, text = Attentive(), PlainText()
     specs = (GOING_BACK, GOING_BACK.model_copy(update={"policy": "mcts"}))
-    plain = await evaluate(asked(specs), [engine], text)
-    found = []
+    plain = await evaluate(evaluation_of(specs), [engine], text)
+    recordings = []
     for at_once in (1, 8):
         recorder = Recorder(engine, VOCAB)
-        rows = await evaluate(asked(specs, at_once), [recorder], text)
+        rows = await evaluate(evaluation_of(specs, at_once), [recorder], text)
         assert [row["tree_digest"] for row in rows] == [row["tree_digest"] for row in plain]
-        found.append(recorder.take())
+        recordings.append(recorder.take())
         assert recorder.take() == []
-    assert len(found[0]) == len(found[1]) == 6
-    one, two = map(together, found)
+    assert len(recordings[0]) == len(recordings[1]) == 6
+    first, second = map(together, recordings)
     for name in ("v", "u", "a", "target", "weight"):
-        np.testing.assert_array_equal(getattr(one, name), getattr(two, name))
-    assert set(one.target.tolist()) == {0.0, 1.0}
-    assert not np.isnan(one.u).any()
-    assert np.all(one.weight >= 1)
+        np.testing.assert_array_equal(getattr(first, name), getattr(second, name))
+    assert set(first.target.tolist()) == {0.0, 1.0}
+    assert not np.isnan(first.u).any()
+    assert np.all(first.weight >= 1)
 
 
 async def test_an_aborted_search_says_nothing() -> None:
-    """What it would have come back to is not known."""
+    """An aborted search leaves no rows: what it would have come back to is unknown."""
     recorder = Recorder(ScriptedEngine(), VOCAB)
     branches = [Branch(0, 0, (1, 2), 3, 9, 1)]
     await recorder.expand("tree", branches, Sampling())
@@ -95,7 +95,7 @@ async def test_an_aborted_search_says_nothing() -> None:
 
 @pytest.fixture
 def attentive(monkeypatch: pytest.MonkeyPatch) -> Attentive:
-    """The command gets the engine above, and must have asked for attention."""
+    """The engine above; the command gets it, and must have asked for attention."""
     engine = Attentive()
 
     @asynccontextmanager
@@ -107,17 +107,17 @@ def attentive(monkeypatch: pytest.MonkeyPatch) -> Attentive:
     return engine
 
 
-def run(out: Path, *more: str, tasks: str = "game24,countdown") -> Result:
-    """The command on two questions a task."""
-    words = ["calibrate", "--task", tasks, "--out", str(out), *TINY.split(), *more]
+def run(out: Path, *options: str, tasks: str = "game24,countdown") -> Result:
+    """Run the command on two questions of each task."""
+    words = ["calibrate", "--task", tasks, "--out", str(out), *TINY.split(), *options]
     return CliRunner().invoke(app, words)
 
 
 def test_the_file_is_what_the_engine_reads(tmp_path: Path, attentive: Attentive) -> None:
-    """A set for every subset of three signals; where it comes from stands in it."""
-    done = run(tmp_path / "theta.json", "--policy", "best_first,mcts", "--json")
-    assert done.exit_code == 0, (done.output, done.exception)
-    document: dict[str, Any] = json.loads(done.stdout)
+    """The file has a set for each subset of the three signals, and says where it comes from."""
+    invocation = run(tmp_path / "theta.json", "--policy", "best_first,mcts", "--json")
+    assert invocation.exit_code == 0, (invocation.output, invocation.exception)
+    document: dict[str, Any] = json.loads(invocation.stdout)
     theta = load_theta(tmp_path / "theta.json")
     assert document["theta"] == theta.as_dict()
     assert (theta.mode, theta.signals) == ("exact", "vua")
@@ -127,42 +127,42 @@ def test_the_file_is_what_the_engine_reads(tmp_path: Path, attentive: Attentive)
     assert (source["tasks"], source["split"]) == (["game24", "countdown"], "train")
     assert (source["policies"], source["searches"]) == (["best_first", "mcts"], 8)
     assert source["search"] == {"width": 40, "expansions": 6, "enough_answers": 40}
-    again = run(tmp_path / "again.json", "--policy", "best_first,mcts")
-    assert again.exit_code == 0
-    assert "came back" in again.stdout
+    rerun = run(tmp_path / "again.json", "--policy", "best_first,mcts")
+    assert rerun.exit_code == 0
+    assert "came back" in rerun.stdout
     assert load_theta(tmp_path / "again.json") == theta
 
 
 def test_searches_that_did_not_keep_all_their_kv_are_refused(
     tmp_path: Path, attentive: Attentive
 ) -> None:
-    """What was given up is named, and nothing is written."""
+    """The error names the evicted tokens, and no file is written."""
     attentive.evicted = 7
-    done = run(tmp_path / "theta.json", "--kv-tokens", "4096")
-    assert done.exit_code == 1
-    assert "HEDGEROW_KV_TOKENS = 4096: 7 tokens of searches were given up" in done.stderr
+    invocation = run(tmp_path / "theta.json", "--kv-tokens", "4096")
+    assert invocation.exit_code == 1
+    assert "HEDGEROW_KV_TOKENS = 4096: 7 tokens of searches were given up" in invocation.stderr
     assert not (tmp_path / "theta.json").exists()
 
 
 def test_searches_that_leave_nothing_are_nothing_to_fit_to(
     tmp_path: Path, attentive: Attentive
 ) -> None:
-    """One expansion has nowhere to come back from."""
-    done = run(tmp_path / "theta.json", "--set", "expansions=1")
-    assert done.exit_code == 1
-    assert "nothing to fit to in 4 searches" in done.stderr
-    assert "Traceback" not in done.stderr
+    """A search with a single expansion never comes back to a node, so there are no rows."""
+    invocation = run(tmp_path / "theta.json", "--set", "expansions=1")
+    assert invocation.exit_code == 1
+    assert "nothing to fit to in 4 searches" in invocation.stderr
+    assert "Traceback" not in invocation.stderr
 
 
 @pytest.mark.slow
 def test_on_the_bundled_models_in_a_real_engine(tmp_path: Path) -> None:
-    """All three signals are there for every block, and the file starts an engine."""
+    """All three signals are recorded for every block, and an engine starts with the file."""
     out = tmp_path / "theta.json"
-    done = run(out, "--json", tasks="blocksworld")
-    assert done.exit_code == 0, (done.output, done.exception)
+    invocation = run(out, "--json", tasks="blocksworld")
+    assert invocation.exit_code == 0, (invocation.output, invocation.exception)
     theta = load_theta(out)
     assert theta.signals == "vua"
     assert theta.source["rows"] > 10
-    done = run(tmp_path / "second.json", "--kv-theta", str(out), tasks="blocksworld")
-    assert done.exit_code == 0, (done.output, done.exception)
+    invocation = run(tmp_path / "second.json", "--kv-theta", str(out), tasks="blocksworld")
+    assert invocation.exit_code == 0, (invocation.output, invocation.exception)
     assert load_theta(tmp_path / "second.json").sets == theta.sets

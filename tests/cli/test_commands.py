@@ -1,4 +1,4 @@
-"""The command line: JSON alone on stdout, one clear line for a mistake, trees that replay."""
+"""The command line: only JSON on stdout, one clear line for a mistake, trees that replay."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SOLVE = ["solve", "What is it?", "--width", "4", "--seed", "3"]
 
 @pytest.fixture(autouse=True)
 def scripted(monkeypatch: pytest.MonkeyPatch) -> ScriptedEngine:
-    """Commands that start an engine get the scripted one."""
+    """The scripted engine, which commands get when they start an engine."""
     engine = ScriptedEngine()
 
     @asynccontextmanager
@@ -46,60 +46,60 @@ def run(*words: str) -> Result:
 
 
 def test_solve_prints_the_growing_tree_the_reply_and_the_votes() -> None:
-    """Without a terminal every step is a line of its own."""
-    done = run(*SOLVE)
-    assert done.exit_code == 0
-    assert "round 1: step 1 below 0: " in done.stdout
-    assert "scores 0." in done.stdout
-    assert "The answer is " in done.stdout
-    assert "vote: weighted_majority" in done.stdout
-    assert "rebase 4, seed 3" in done.stdout
+    """Without a terminal every step is printed on a line of its own."""
+    invocation = run(*SOLVE)
+    assert invocation.exit_code == 0
+    assert "round 1: step 1 below 0: " in invocation.stdout
+    assert "scores 0." in invocation.stdout
+    assert "The answer is " in invocation.stdout
+    assert "vote: weighted_majority" in invocation.stdout
+    assert "rebase 4, seed 3" in invocation.stdout
 
 
 def test_auto_is_left_to_the_settings(tmp_path: Path) -> None:
-    """What is run is named: the tuned file's, with its width, unless another is asked for; without
-    a file the policy that suits the models."""
+    """The output names the policy that was run: the tuned file's, with its width unless another is
+    given; without a file the policy that suits the models."""
     tuned = tmp_path / "tuned.toml"
     tuned.write_text('[auto.search]\npolicy = "dora"\nwidth = 3\n')
     solve = ["solve", "?", "--policy", "auto", "--seed", "3", "--json"]
-    for words, run_by in (
+    for words, expected in (
         (["--tuned", str(tuned)], ("dora", 3)),
         (["--tuned", str(tuned), "--width", "2"], ("dora", 2)),
         ([], ("adaptive", 16)),
     ):
         document = json.loads(run(*solve, *words).stdout)
-        assert (document["policy"], document["width"]) == run_by
-    done = run("eval", "--task", "game24", "--limit", "1", "--policy", "auto,beam", "--json")
-    assert [r["policy"] for r in json.loads(done.stdout)["rows"]] == ["adaptive", "beam"]
+        assert (document["policy"], document["width"]) == expected
+    invocation = run("eval", "--task", "game24", "--limit", "1", "--policy", "auto,beam", "--json")
+    assert [r["policy"] for r in json.loads(invocation.stdout)["rows"]] == ["adaptive", "beam"]
 
 
 def test_json_stands_alone_on_stdout() -> None:
-    """One document; the progress is on stderr."""
-    done = run(*SOLVE, "--json")
-    document = json.loads(done.stdout)
+    """Stdout holds one JSON document; the progress goes to stderr."""
+    invocation = run(*SOLVE, "--json")
+    document = json.loads(invocation.stdout)
     assert document["seed"] == 3
     assert document["policy"] == "rebase"
-    assert "round 1: step 1" in done.stderr
+    assert "round 1: step 1" in invocation.stderr
 
 
 def test_a_recorded_tree_replays(tmp_path: Path, scripted: ScriptedEngine) -> None:
-    """The same engine grows the same tree; another one does not, and the first node is named."""
+    """The same engine grows the same tree; for another engine the first differing node is named."""
     record = tmp_path / "response.json"
     record.write_text(run(*SOLVE, "--json").stdout)
-    done = run("replay", str(record))
-    assert done.exit_code == 0
-    assert "same tree" in done.stdout
+    invocation = run("replay", str(record))
+    assert invocation.exit_code == 0
+    assert "same tree" in invocation.stdout
     scripted.say = lambda b: "other\n\n" if b.child == 1 else babble(b)
-    done = run("replay", str(record), "--json")
-    found = json.loads(done.stdout)["rows"][0]
-    assert done.exit_code == 1
-    assert found["same"] is False
-    assert found["recorded"] != found["replayed"]
-    assert found["difference"].startswith("node ")
+    invocation = run("replay", str(record), "--json")
+    row = json.loads(invocation.stdout)["rows"][0]
+    assert invocation.exit_code == 1
+    assert row["same"] is False
+    assert row["recorded"] != row["replayed"]
+    assert row["difference"].startswith("node ")
 
 
 def test_a_chat_response_replays_by_its_digest(tmp_path: Path, scripted: ScriptedEngine) -> None:
-    """A chat completion holds no tree, but everything that is needed to grow it again."""
+    """A chat completion holds no tree, but all that is needed to grow the tree again."""
     document = json.loads(run(*SOLVE, "--json").stdout)
     search = {k: document[k] for k in ("spec", "messages", "tree_digest")}
     record = tmp_path / "chat.json"
@@ -107,25 +107,27 @@ def test_a_chat_response_replays_by_its_digest(tmp_path: Path, scripted: Scripte
     assert run("replay", str(record)).exit_code == 0
     search["tree_digest"] = "0" * 64
     record.write_text(json.dumps({"object": "chat.completion", "search": search}))
-    done = run("replay", str(record))
-    assert done.exit_code == 1
-    assert "no tree was recorded" in done.stdout
+    invocation = run("replay", str(record))
+    assert invocation.exit_code == 1
+    assert "no tree was recorded" in invocation.stdout
 
 
 def test_trees_are_lines_that_replay(tmp_path: Path) -> None:
-    """``--trees`` appends a line a tree, of solve and of eval alike."""
+    """``--trees`` appends one line per tree, for both solve and eval."""
     trees = tmp_path / "trees.jsonl"
     run(*SOLVE, "--trees", str(trees))
-    done = run("eval", "--task", "game24", "--limit", "2", "--width", "2", "--trees", str(trees))
-    assert done.exit_code == 0, done.output
+    invocation = run(
+        "eval", "--task", "game24", "--limit", "2", "--width", "2", "--trees", str(trees)
+    )
+    assert invocation.exit_code == 0, invocation.output
     assert len(trees.read_text().splitlines()) == 3
-    done = run("replay", str(trees), "--json")
-    assert done.exit_code == 0
-    assert len(json.loads(done.stdout)["rows"]) == 3
+    invocation = run("replay", str(trees), "--json")
+    assert invocation.exit_code == 0
+    assert len(json.loads(invocation.stdout)["rows"]) == 3
 
 
 def test_any_field_of_a_search_can_be_set() -> None:
-    """``--set`` takes JSON values and plain words, of solve and of eval alike."""
+    """``--set`` takes JSON values and plain words, for both solve and eval."""
     dials = ["--set", "vote=majority", "--set", "max_depth=3", "--set", "consensus=certain"]
     spec = json.loads(run(*SOLVE, "--json", *dials).stdout)["spec"]
     assert (spec["vote"], spec["max_depth"], spec["consensus"]) == ("majority", 3, "certain")
@@ -142,29 +144,29 @@ def test_any_field_of_a_search_can_be_set() -> None:
         "--json",
     ]
     digests = [
-        json.loads(run(*words, *more).stdout)["rows"][0]["tree_digest"]
-        for more in ([], ["--set", "beam_width=3"], ["--set", "beam_width=1"])
+        json.loads(run(*words, *options).stdout)["rows"][0]["tree_digest"]
+        for options in ([], ["--set", "beam_width=3"], ["--set", "beam_width=1"])
     ]
     assert digests[0] == digests[1] != digests[2]
 
 
 def test_eval_compares_answers_as_it_is_told() -> None:
-    """The scripted replies give no puzzle's answer of the task, but they name numbers."""
+    """The scripted replies name numbers, but give no answer that the task itself can read."""
     words = ["eval", "--task", "game24", "--limit", "1", "--width", "4", "--json"]
     task, maths = (
-        json.loads(run(*words, *more).stdout)["rows"][0]["tree_digest"]
-        for more in ([], ["--answers", "maths"])
+        json.loads(run(*words, *options).stdout)["rows"][0]["tree_digest"]
+        for options in ([], ["--answers", "maths"])
     )
     assert task != maths
 
 
 def test_eval_prints_rows_for_all_combinations(tmp_path: Path) -> None:
-    """Policies times widths, in the order given; the plot is written beside."""
+    """Rows are policies times widths, in the order given; ``--plot`` writes the plot as well."""
     words = "--task game24 --split dev --limit 3 --policy beam,rebase --width 1,2 --seed 7 --json"
     picture = tmp_path / "plot.svg"
-    done = run("eval", *words.split(), "--plot", str(picture))
-    assert done.exit_code == 0, (done.output, done.exception)
-    rows = json.loads(done.stdout)["rows"]
+    invocation = run("eval", *words.split(), "--plot", str(picture))
+    assert invocation.exit_code == 0, (invocation.output, invocation.exception)
+    rows = json.loads(invocation.stdout)["rows"]
     assert [(r["policy"], r["width"]) for r in rows] == [
         ("beam", 1),
         ("beam", 2),
@@ -174,23 +176,23 @@ def test_eval_prints_rows_for_all_combinations(tmp_path: Path) -> None:
     assert all(r["n"] == 3 and r["seed"] == 7 and r["task"] == "game24" for r in rows)
     assert rows[0]["tree_digest"] == rows[2]["tree_digest"]  # one trajectory is one trajectory
     assert picture.read_text().startswith("<?xml")
-    again = json.loads(run("eval", *words.split()).stdout)["rows"]
-    assert [r["tree_digest"] for r in again] == [r["tree_digest"] for r in rows]
+    rerun = json.loads(run("eval", *words.split()).stdout)["rows"]
+    assert [r["tree_digest"] for r in rerun] == [r["tree_digest"] for r in rows]
 
 
 def test_eval_takes_a_file_and_several_seeds(tmp_path: Path) -> None:
-    """Problems of one's own, in the file's order; a row stands for all seeds."""
+    """Problems come from a file, in its order; one row covers all seeds."""
     task = tmp_path / "mine.jsonl"
     lines = [{"problem": f"What is {i}?", "answer": str(i)} for i in range(3)]
     task.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    done = run("eval", "--task", str(task), "--seed", "3,4", "--width", "2", "--json")
-    assert done.exit_code == 0, done.output
-    (row,) = json.loads(done.stdout)["rows"]
+    invocation = run("eval", "--task", str(task), "--seed", "3,4", "--width", "2", "--json")
+    assert invocation.exit_code == 0, invocation.output
+    (row,) = json.loads(invocation.stdout)["rows"]
     assert (row["task"], row["n"], row["seed"]) == ("mine", 3, [3, 4])
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["solve", "?", "--policy", "dfs"], "--policy dfs: must be 'best_of_n'"),
         (["solve", "?", "--width", "0"], "--width 0: must be greater than or equal to 1"),
@@ -220,29 +222,29 @@ def test_eval_takes_a_file_and_several_seeds(tmp_path: Path) -> None:
         (["solve", "?", "--url", "http://127.0.0.1:9"], "http://127.0.0.1:9: "),
     ],
 )
-def test_mistakes_are_one_line_on_stderr(words: list[str], said: str) -> None:
-    """The switch, its value and what is allowed; a non-zero exit; nothing on stdout."""
-    done = run(*words)
-    assert done.exit_code != 0
-    assert done.stderr.startswith("hedgerow: ")
-    assert said in done.stderr
-    assert done.stdout.strip() == ""
+def test_mistakes_are_one_line_on_stderr(words: list[str], message: str) -> None:
+    """The line has the option, its value and what is allowed; exit code not 0; empty stdout."""
+    invocation = run(*words)
+    assert invocation.exit_code != 0
+    assert invocation.stderr.startswith("hedgerow: ")
+    assert message in invocation.stderr
+    assert invocation.stdout.strip() == ""
 
 
 def test_an_engine_that_fails_is_one_line(scripted: ScriptedEngine) -> None:
-    """No traceback for what was foreseen."""
+    """An engine failure prints one line, without a traceback."""
     scripted.fail_at = 0
-    done = run(*SOLVE)
-    assert done.exit_code == 1
-    assert "hedgerow: the engine is down" in done.stderr
+    invocation = run(*SOLVE)
+    assert invocation.exit_code == 1
+    assert "hedgerow: the engine is down" in invocation.stderr
     scripted.down, scripted.fail_at = False, 1
-    done = run("eval", "--task", "game24", "--limit", "2", "--json")
-    assert done.exit_code == 1
-    assert "hedgerow: the engine is down" in done.stderr
+    invocation = run("eval", "--task", "game24", "--limit", "2", "--json")
+    assert invocation.exit_code == 1
+    assert "hedgerow: the engine is down" in invocation.stderr
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("", "empty"),
         ("no json", "neither JSON nor JSON lines"),
@@ -251,33 +253,33 @@ def test_an_engine_that_fails_is_one_line(scripted: ScriptedEngine) -> None:
         ('{"spec": {"policy": "x"}, "messages": [], "tree_digest": ""}', "SearchSpec.policy = 'x'"),
     ],
 )
-def test_files_that_hold_no_search_are_refused(tmp_path: Path, text: str, said: str) -> None:
+def test_files_that_hold_no_search_are_refused(tmp_path: Path, text: str, message: str) -> None:
     """The message names the file and what is missing."""
     record = tmp_path / "wrong.json"
     record.write_text(text)
-    done = run("replay", str(record))
-    assert done.exit_code == 2
-    assert str(record) in done.stderr
-    assert said in done.stderr
+    invocation = run("replay", str(record))
+    assert invocation.exit_code == 2
+    assert str(record) in invocation.stderr
+    assert message in invocation.stderr
 
 
 def test_the_first_difference_is_found(tmp_path: Path) -> None:
-    """By id: another prompt, another reward, a missing node, another answer alone."""
+    """By node id: another prompt, another reward, a missing node, or only another answer."""
     record = tmp_path / "response.json"
     record.write_text(run(*SOLVE, "--json").stdout)
-    (found,) = read_records(record)
-    assert found.tree is not None
-    document = json.loads(json.dumps(to_json(found.tree)))
+    (entry,) = read_records(record)
+    assert entry.tree is not None
+    document = json.loads(json.dumps(to_json(entry.tree)))
 
     def compare() -> str:
-        assert found.tree is not None
-        return first_difference(found.tree, from_json(document))
+        assert entry.tree is not None
+        return first_difference(entry.tree, from_json(document))
 
     assert compare() == "the nodes are the same; the answers differ"
-    last = document["nodes"].pop()
+    node = document["nodes"].pop()
     assert (
         compare()
-        == f"node {last['id']}: one tree has {last['id'] + 1} nodes, the other {last['id']}"
+        == f"node {node['id']}: one tree has {node['id'] + 1} nodes, the other {node['id']}"
     )
     document["nodes"][2]["reward"] = 0.0
     assert compare().startswith("node 3, reward: ")

@@ -1,4 +1,4 @@
-"""One's own problems: what a file must hold, and when an answer is right."""
+"""A user's own problems: what a file must hold, and when an answer is right."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 from cli.custom_dataset import DatasetError, read_dataset
 
 
-def written(tmp_path: Path, *lines: object) -> Path:
-    """A file with these lines; texts stand as they are."""
+def dataset_file(tmp_path: Path, *lines: object) -> Path:
+    """Write a file of these lines; a string is written as it is, anything else as JSON."""
     path = tmp_path / "mine.jsonl"
     texts = (x if isinstance(x, str) else json.dumps(x, ensure_ascii=False) for x in lines)
     path.write_text("\n".join(texts), encoding="utf-8")
@@ -20,11 +20,11 @@ def written(tmp_path: Path, *lines: object) -> Path:
 
 
 def test_problems_keep_the_files_order(tmp_path: Path) -> None:
-    """The task is called after the file; blank lines and further fields do not matter.
+    """The task is named after the file; blank lines and further fields are ignored.
 
-    Lines end where JSON lines end, not at whatever Unicode calls a line separator.
+    Lines end only at line feeds, not at what Unicode calls a line separator.
     """
-    path = written(
+    path = dataset_file(
         tmp_path,
         {"problem": "b\u2028?", "answer": "2", "level": 5},
         "",
@@ -50,14 +50,14 @@ def test_problems_keep_the_files_order(tmp_path: Path) -> None:
 def test_answers_are_compared_in_canonical_form(
     tmp_path: Path, expected: str | int, reply: str, right: bool
 ) -> None:
-    """Wrapping, thousands and GSM8K's mark do not matter; a reply without an answer is wrong."""
-    task = read_dataset(written(tmp_path, {"problem": "?", "answer": expected}))
+    """Wrapping, thousands and GSM8K's mark are ignored; a reply without an answer is wrong."""
+    task = read_dataset(dataset_file(tmp_path, {"problem": "?", "answer": expected}))
     assert task.check("?", reply).correct is right
 
 
 def test_another_comparison_can_be_handed_in(tmp_path: Path) -> None:
-    """What is spelled differently may still be the same; no answer is never right."""
-    read = read_dataset(written(tmp_path, {"problem": "?", "answer": "1/2"}))
+    """``same`` decides whether spellings are equal; a reply without an answer is never right."""
+    read = read_dataset(dataset_file(tmp_path, {"problem": "?", "answer": "1/2"}))
     task = replace(read, same=lambda a, b: float(a) == 0.5 and b == "1/2")
     assert task.check("?", "The answer is 0.5.").correct
     assert not task.check("?", "The answer is 0.25.").correct
@@ -65,7 +65,7 @@ def test_another_comparison_can_be_handed_in(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("lines", "said"),
+    ("lines", "message"),
     [
         ([], "empty"),
         (["{"], "line 1: not JSON"),
@@ -76,8 +76,8 @@ def test_another_comparison_can_be_handed_in(tmp_path: Path) -> None:
         ([{"problem": "?", "answer": "1"}] * 2, "line 2: problem: the same"),
     ],
 )
-def test_a_wrong_line_is_named(tmp_path: Path, lines: list[object], said: str) -> None:
-    """File, line, field and value."""
+def test_a_wrong_line_is_named(tmp_path: Path, lines: list[object], message: str) -> None:
+    """The error names the file, the line, the field and the value."""
     with pytest.raises(DatasetError, match=r"mine\.jsonl") as error:
-        read_dataset(written(tmp_path, *lines))
-    assert said in str(error.value)
+        read_dataset(dataset_file(tmp_path, *lines))
+    assert message in str(error.value)

@@ -1,4 +1,4 @@
-"""``hedgerow eval``: rows with known outcomes, intervals by hand."""
+"""``hedgerow eval``: rows with known outcomes, and intervals worked by hand."""
 
 from __future__ import annotations
 
@@ -51,28 +51,28 @@ class Echo:
     name = "echo"
 
     def questions(self, split: Split, limit: int | None = None, seed: int = 0) -> list[str]:
-        """Numbers from 0."""
+        """Return the numbers from 0 to ``limit`` - 1, as text; 8 numbers by default."""
         return [str(i) for i in range(limit or 8)]
 
     def check(self, question: str, text: str) -> Verdict:
-        """Right if the last line says the number."""
+        """Judge a reply right if its last line gives the number of the question."""
         right = answer_of(text) == question
         return Verdict(right, (right,), "" if right else "another number")
 
     def first_illegal(self, question: str, text: str) -> int | None:
-        """Step ``bad`` breaks the rules."""
+        """Return the index of the first step ``bad``, which breaks the rules."""
         steps = text.strip().split("\n\n")
         return steps.index("bad") if "bad" in steps else None
 
     def answer(self, text: str) -> str | None:
-        """What the last line says."""
+        """Return the answer on the last line."""
         return answer_of(text)
 
 
-def wanted(
+def evaluation(
     widths: tuple[int, ...] = (1, 4), share: bool = True, seeds: tuple[int, ...] = (5,)
 ) -> Evaluation:
-    """Eight questions by two policies."""
+    """Return an evaluation of eight questions by two policies."""
     specs = [
         SearchSpec.model_validate({"policy": policy, "width": width})
         for policy in ("best_of_n", "rebase")
@@ -81,15 +81,15 @@ def wanted(
     return Evaluation(Echo(), Echo().questions("test", 8), seeds, specs, at_once=3, share=share)
 
 
-def asked(branch: Branch) -> int:
-    """The question's number, read off the prompt."""
+def number_of(branch: Branch) -> int:
+    """Return the question's number, read from the prompt."""
     return int(decode(branch.tokens).split("\n")[0].removeprefix("user: "))
 
 
 async def test_accuracy_counts_the_chosen_replies() -> None:
-    """Right for even questions alone: 4 of 8, at every width and for both policies."""
-    engine = ScriptedEngine(say=lambda b: f"The answer is {asked(b) // 2 * 2}.")
-    rows = await evaluate(wanted(), [engine], PlainText())
+    """Only even questions are right: 4 of 8, at every width and for both policies."""
+    engine = ScriptedEngine(say=lambda b: f"The answer is {number_of(b) // 2 * 2}.")
+    rows = await evaluate(evaluation(), [engine], PlainText())
     assert [(r["policy"], r["width"]) for r in rows] == [
         ("best_of_n", 1),
         ("best_of_n", 4),
@@ -106,10 +106,10 @@ async def test_pass_at_n_counts_any_finished_reply() -> None:
     """The first child is right and scored 0, its siblings agree on a wrong answer: never chosen."""
 
     def say(branch: Branch) -> str:
-        return f"The answer is {asked(branch) if branch.child == 0 else 99}."
+        return f"The answer is {number_of(branch) if branch.child == 0 else 99}."
 
     engine = ScriptedEngine(say=say, score_of=lambda texts: 0.9 if "99" in texts[-1] else 0.0)
-    rows = await evaluate(wanted((4,)), [engine], PlainText())
+    rows = await evaluate(evaluation((4,)), [engine], PlainText())
     assert [(row["accuracy"], row["pass_at_n"]) for row in rows] == [(0.0, 1.0), (0.0, 1.0)]
 
 
@@ -118,8 +118,8 @@ async def test_sharing_draws_changes_no_tree() -> None:
     keys = ("accuracy", "pass_at_n", "generated_tokens", "kv_tokens_total", "tree_digest")
     engine, apart = ScriptedEngine(), ScriptedEngine()
     trials: list[Trial] = []
-    shared = await evaluate(wanted(), [engine], PlainText(), done=trials.append)
-    alone = await evaluate(wanted(share=False), [apart], PlainText())
+    shared = await evaluate(evaluation(), [engine], PlainText(), done=trials.append)
+    alone = await evaluate(evaluation(share=False), [apart], PlainText())
     assert [[r[k] for k in keys] for r in shared] == [[r[k] for k in keys] for r in alone]
     assert sum(map(len, engine.expanded)) < sum(map(len, apart.expanded))
     assert len(trials) == 8 * 4
@@ -127,28 +127,28 @@ async def test_sharing_draws_changes_no_tree() -> None:
 
 @pytest.mark.promise("On how many engines an evaluation runs changes no row of it")
 async def test_engines_side_by_side_change_no_row() -> None:
-    """Each gets questions, and all rows but their seconds are those of one engine."""
+    """Every engine gets questions, and but for times the rows are those of one engine."""
     engines = [ScriptedEngine(), ScriptedEngine()]
-    alone = await evaluate(wanted(), [ScriptedEngine()], PlainText())
-    dealt = await evaluate(wanted(), engines, PlainText())
+    alone = await evaluate(evaluation(), [ScriptedEngine()], PlainText())
+    dealt = await evaluate(evaluation(), engines, PlainText())
     assert all(engine.expanded for engine in engines)
-    for one, other in zip(alone, dealt, strict=True):
+    for row, dealt_row in zip(alone, dealt, strict=True):
         seconds = {"seconds": 0.0, "policy_seconds": 0.0, "precise_goodput": 0.0}
-        assert one | seconds == other | seconds
+        assert row | seconds == dealt_row | seconds
 
 
 async def test_the_digest_of_a_row_is_over_all_its_trees() -> None:
-    """In the questions' order, whichever was done first."""
+    """The digest takes trees in the questions' order, whichever finished first."""
     trials: list[Trial] = []
-    rows = await evaluate(wanted((2,)), [ScriptedEngine()], PlainText(), done=trials.append)
-    mine = {t.question: t.outcome.digest for t in trials if t.outcome.spec.policy == "rebase"}
-    assert rows[1]["tree_digest"] == combined_digest(mine[str(i)] for i in range(8))
+    rows = await evaluate(evaluation((2,)), [ScriptedEngine()], PlainText(), done=trials.append)
+    digests = {t.question: t.outcome.digest for t in trials if t.outcome.spec.policy == "rebase"}
+    assert rows[1]["tree_digest"] == combined_digest(digests[str(i)] for i in range(8))
 
 
 async def test_one_failure_ends_the_evaluation() -> None:
-    """No row is ever made of fewer questions than it says."""
+    """No row covers fewer questions than it says."""
     with pytest.raises(EngineDown):
-        await evaluate(wanted(), [ScriptedEngine(fail_at=7)], PlainText())
+        await evaluate(evaluation(), [ScriptedEngine(fail_at=7)], PlainText())
 
 
 def test_wilson_by_hand() -> None:
@@ -164,9 +164,9 @@ def test_wilson_by_hand() -> None:
 def test_seeds_count_for_as_much_as_they_tell() -> None:
     """Two questions, two seeds, by hand.
 
-    Answers that repeat the question's own, (1, 0) twice: the means 1 and 0 vary by (1/4 + 1/4) / 4
-    = 1/8, independent trials by 1/16, so 4 trials count as 2. Means of 1/2 and 1/2 do not vary:
-    all 4 count. Where all are right nothing is known about the variance, and the questions count.
+    Where answers follow the question alone, (1, 0) twice: the means 1 and 0 vary by (1/4 + 1/4) / 4
+    = 1/8, independent trials by 1/16, so 4 trials count as 2. Means of 1/2 and 1/2 do not vary: all
+    4 count. If all are right the variance is unknown, and the number of questions counts.
     """
     assert clustered95([True, False, True, False], 2) == wilson95(0.5, 2)
     assert clustered95([True, False, False, True], 2) == wilson95(0.5, 4)
@@ -176,15 +176,17 @@ def test_seeds_count_for_as_much_as_they_tell() -> None:
 
 @given(st.lists(st.booleans(), min_size=1, max_size=40))
 def test_one_seed_is_wilson(right: list[bool]) -> None:
-    """Without repetition the trials are the questions."""
+    """With one seed the interval is Wilson's over the questions."""
     share = sum(right) / len(right)
     assert clustered95(right, len(right)) == pytest.approx(wilson95(share, len(right)))
 
 
 async def test_several_seeds_are_their_runs_together() -> None:
-    """Sums of the single runs, the mean of their accuracies, and the questions counted once."""
-    alone = [await evaluate(wanted(seeds=(s,)), [ScriptedEngine()], PlainText()) for s in (5, 6)]
-    both = await evaluate(wanted(seeds=(5, 6)), [ScriptedEngine()], PlainText())
+    """Counters are sums over the runs, accuracy is their mean, ``n`` counts questions once."""
+    alone = [
+        await evaluate(evaluation(seeds=(s,)), [ScriptedEngine()], PlainText()) for s in (5, 6)
+    ]
+    both = await evaluate(evaluation(seeds=(5, 6)), [ScriptedEngine()], PlainText())
     for first, second, row in zip(*alone, both, strict=True):
         assert (row["n"], row["seed"], first["seed"]) == (8, [5, 6], 5)
         assert row["accuracy"] == (first["accuracy"] + second["accuracy"]) / 2
@@ -194,7 +196,7 @@ async def test_several_seeds_are_their_runs_together() -> None:
 
 
 def test_item_seeds_differ_by_question_and_seed_and_fit() -> None:
-    """One seed a question, the same for all policies; within the range a spec takes."""
+    """A question has one seed for all policies, within the range that a spec takes."""
     seeds = {item_seed(seed, question) for seed in range(4) for question in "abcd"}
     assert len(seeds) == 16
     assert all(0 <= seed < 2**63 for seed in seeds)
@@ -202,7 +204,7 @@ def test_item_seeds_differ_by_question_and_seed_and_fit() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "asked", "engines", "threads"),
+    ("fields", "engines_option", "engines", "threads"),
     [
         ({}, 0, 4, 1),  # the bundled models are small: one a core
         ({}, 2, 2, 2),
@@ -215,19 +217,19 @@ def test_item_seeds_differ_by_question_and_seed_and_fit() -> None:
 )
 def test_engines_share_the_cores(
     monkeypatch: pytest.MonkeyPatch,
-    said: dict[str, Any],
-    asked: int,
+    fields: dict[str, Any],
+    engines_option: int,
     engines: int,
     threads: int,
 ) -> None:
-    """On four cores; what is said of threads holds."""
+    """On four cores; a number of threads that is set is kept."""
     monkeypatch.setattr("os.cpu_count", lambda: 4)
-    each = side_by_side(Settings(**said), asked)
-    assert [one.threads for one in each] == [threads] * engines
+    copies = side_by_side(Settings(**fields), engines_option)
+    assert [settings.threads for settings in copies] == [threads] * engines
 
 
 def test_a_plot_is_fit_for_print(tmp_path: Path) -> None:
-    """Text stays text, policies differ in grey by marker and dashes, equal rows are equal bytes."""
+    """Text stays text, policies differ by marker and dashes, equal rows give equal bytes."""
     rows = [
         {"task": "t", "n": 9, "seed": 0, "policy": policy, "width": width}
         | {"accuracy": 0.5, "accuracy_ci95": [0.3, 0.7], "kv_tokens_total": 100 * width}
@@ -236,8 +238,8 @@ def test_a_plot_is_fit_for_print(tmp_path: Path) -> None:
     ]
     for name in ("a.svg", "b.svg", "a.pdf"):
         plot(rows, tmp_path / name)
-    drawn = (tmp_path / "a.svg").read_text()
-    assert drawn == (tmp_path / "b.svg").read_text()
-    assert drawn.count("stroke-dasharray") >= 1
-    assert ">rebase</text>" in drawn
+    picture = (tmp_path / "a.svg").read_text()
+    assert picture == (tmp_path / "b.svg").read_text()
+    assert picture.count("stroke-dasharray") >= 1
+    assert ">rebase</text>" in picture
     assert b"/Type3" not in (tmp_path / "a.pdf").read_bytes()

@@ -1,4 +1,4 @@
-"""``hedgerow export``: trees that a search has written, as lines of steps."""
+"""``hedgerow export``: recorded trees as lines, one line per step."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ GAME24 = TASKS["game24"]
 
 
 def run(*words: object) -> Result:
-    """The command in this process."""
+    """Run the command in this process."""
     return CliRunner().invoke(app, ["export", *map(str, words)])
 
 
-def rows(done: Result) -> list[dict[str, Any]]:
-    """Its lines."""
-    assert done.exit_code == 0, done.output
-    return [json.loads(line) for line in done.stdout.splitlines()]
+def rows(invocation: Result) -> list[dict[str, Any]]:
+    """Return the lines of stdout, parsed."""
+    assert invocation.exit_code == 0, invocation.output
+    return [json.loads(line) for line in invocation.stdout.splitlines()]
 
 
 async def test_a_recorded_tree_is_all_there(tmp_path: Path) -> None:
-    """Prompt first, every step with its ids; a path's ids are its lines' joined."""
+    """The prompt is the first line; joining the ids of a path's lines gives the path's ids."""
     outcome = await grow(ScriptedEngine(), SearchSpec(policy="rebase", width=6, seed=3))
     file = tmp_path / "trees.jsonl"
     document = {"id": "search-1", "messages": [], "tree": to_json(outcome.tree)}
@@ -44,18 +44,18 @@ async def test_a_recorded_tree_is_all_there(tmp_path: Path) -> None:
     assert len(lines) == 2 * len(outcome.tree)
     assert first[0]["parent"] is None
     for node in outcome.tree.finished():
-        ids, at = [], first[node.id]
-        while at is not None:
-            ids = [*at["tokens"], *ids]
-            at = None if at["parent"] is None else first[at["parent"]]
+        ids, step = [], first[node.id]
+        while step is not None:
+            ids = [*step["tokens"], *ids]
+            step = None if step["parent"] is None else first[step["parent"]]
         assert tuple(ids) == outcome.tree.tokens(node.id)
         assert first[node.id]["value"] == first[node.id]["reward"] == node.reward
-    kept = from_json(document["tree"])
-    assert [line["logprob"] for line in first[1:]] == [node.logprob for node in kept.nodes[1:]]
+    tree = from_json(document["tree"])
+    assert [line["logprob"] for line in first[1:]] == [node.logprob for node in tree.nodes[1:]]
 
 
 def test_by_its_checker_a_trajectory_is_right_or_wrong(tmp_path: Path) -> None:
-    """A bundled task's: of two replies one is right, so each is half away from the prompt."""
+    """A bundled task's checker: one reply of two is right, each 0.5 from the prompt's value."""
     question = GAME24.questions("dev", 1)[0]
     tree = Tree([7])
     right = "\n\n".join(GAME24.solve(question, random.Random(1)))
@@ -85,17 +85,17 @@ TREE = to_json(Tree([7]))
 def test_what_is_no_tree_is_named(
     tmp_path: Path, content: str, words: tuple[str, ...], message: str
 ) -> None:
-    """File, line and what is wrong with it, in one line."""
+    """One line names the file, its line and what is wrong with it."""
     file = tmp_path / "trees.jsonl"
     file.write_text(content)
-    done = run(file, *words)
-    assert done.exit_code == 2
-    assert done.stderr.count("\n") == 1
-    assert message in done.stderr
+    invocation = run(file, *words)
+    assert invocation.exit_code == 2
+    assert invocation.stderr.count("\n") == 1
+    assert message in invocation.stderr
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    """The system's own reason."""
-    done = run(tmp_path / "none.jsonl")
-    assert done.exit_code == 2
-    assert "none.jsonl" in done.stderr
+    """The command exits with code 2 and names the file."""
+    invocation = run(tmp_path / "none.jsonl")
+    assert invocation.exit_code == 2
+    assert "none.jsonl" in invocation.stderr

@@ -20,32 +20,34 @@ GPU = ["--length", "500", "--gpu", "100", "1000", "0.1"]
 
 def run(*words: str) -> str:
     """What the command prints."""
-    done = CliRunner().invoke(app, ["plan", *words])
-    assert done.exit_code == 0, done.output
-    return done.stdout
+    invocation = CliRunner().invoke(app, ["plan", *words])
+    assert invocation.exit_code == 0, invocation.output
+    return invocation.stdout
 
 
 def test_this_machines_plan_gives_out_all_tokens_and_says_why() -> None:
-    """What the shares hold adds up to what was set: a token costs each model its layers' keys."""
-    found = json.loads(run("--json", "--kv-tokens", "4096", "--sequences", "16"))
-    shares = found["roofline"]
+    """The shares add up to the budget: a token costs each model the keys of its layers."""
+    plan = json.loads(run("--json", "--kv-tokens", "4096", "--sequences", "16"))
+    shares = plan["roofline"]
     layers = [ModelConfig.from_checkpoint(SPRIG_FOLDER / name).layers for name in ("policy", "prm")]
 
-    def held(*tokens: int) -> int:
-        return sum(each * count for each, count in zip(layers, tokens, strict=True))
+    def layer_tokens(*tokens: int) -> int:
+        return sum(layer_count * count for layer_count, count in zip(layers, tokens, strict=True))
 
-    left = held(4096, 65_536) - held(shares["kv_tokens"], shares["prm_kv_tokens"])
-    assert 0 <= left < max(layers)
+    remaining = layer_tokens(4096, 65_536) - layer_tokens(
+        shares["kv_tokens"], shares["prm_kv_tokens"]
+    )
+    assert 0 <= remaining < max(layers)
     assert shares["kv_tokens"] > shares["prm_kv_tokens"]
-    assert found["device"]["flops"] > 0 < found["device"]["bandwidth"]
-    assert found["even"]["generator_bytes"] == found["budget_bytes"] // 2
-    assert any("so a larger batch would" in reason for reason in found["reasons"])
+    assert plan["device"]["flops"] > 0 < plan["device"]["bandwidth"]
+    assert plan["even"]["generator_bytes"] == plan["budget_bytes"] // 2
+    assert any("so a larger batch would" in reason for reason in plan["reasons"])
 
 
 def test_a_gpus_plan_is_two_fractions() -> None:
-    """The second server's share is of what the first one left; nothing exceeds the memory."""
-    found = json.loads(run("--json", *GPU))
-    first, second = (found["mem_fraction_static"][name] for name in ("policy", "reward_model"))
+    """The second fraction is of what the first server leaves; the sum stays within the memory."""
+    plan = json.loads(run("--json", *GPU))
+    first, second = (plan["mem_fraction_static"][name] for name in ("policy", "reward_model"))
     assert 0 < first < 1
     assert 0 < second < 1
     assert first + (1 - first) * second <= 0.9
@@ -55,8 +57,8 @@ def test_a_gpus_plan_is_two_fractions() -> None:
 
 
 def test_with_a_draft_the_policys_server_gets_its_flags() -> None:
-    """SEED's three tokens in a chain, or a tree of 1 + 2 + 4 + 4; a token of KV costs the layers of
-    both models, so that fewer fit."""
+    """SEED drafts three tokens in a chain, or a tree of 1 + 2 + 4 + 4; a token of KV costs the
+    layers of both models, so fewer tokens fit."""
     drafted = json.loads(run("--json", *GPU, "--draft", "scheduled"))
     draft = SPRIG_FOLDER / "draft"
     batch = drafted["roofline"]["generator_batch"]
@@ -70,15 +72,15 @@ def test_with_a_draft_the_policys_server_gets_its_flags() -> None:
     assert "draft_args" not in plain
     assert drafted["budget_bytes"] < plain["budget_bytes"]
     assert drafted["roofline"]["kv_tokens"] < plain["roofline"]["kv_tokens"]
-    tree = {"HEDGEROW_K_CONFIG": "2,2,1", "HEDGEROW_DRAFT": "scheduled"}
+    variables = {"HEDGEROW_K_CONFIG": "2,2,1", "HEDGEROW_DRAFT": "scheduled"}
     gpu = Gpu("", 100, 1000, 0.1)
-    found = make_plan(load_settings(tree), SplitLoad(4, 100, 10), gpu)["draft_args"]
-    assert "num-steps 3 --speculative-eagle-topk 2 --speculative-num-draft-tokens 11 " in found
+    draft_args = make_plan(load_settings(variables), SplitLoad(4, 100, 10), gpu)["draft_args"]
+    assert "num-steps 3 --speculative-eagle-topk 2 --speculative-num-draft-tokens 11 " in draft_args
 
 
 def test_what_host_memory_would_win() -> None:
-    """At 25 GB/s KV comes back sooner than 100 TFLOP/s compute it; at a hundredth of that it does
-    not, nor where the processor's memory is the model's own."""
+    """At 25 GB/s copying KV back is faster than computing it at 100 TFLOP/s; at a hundredth of that
+    it is not, nor where the processor's memory is the model's own."""
     fast = json.loads(run("--json", *GPU, "--host-bandwidth", "25"))["offload"]
     slow = json.loads(run("--json", *GPU, "--host-bandwidth", "0.25"))["offload"]
     for name in ("policy", "reward_model"):
@@ -93,24 +95,24 @@ def test_what_host_memory_would_win() -> None:
     assert "policy: --enable-hierarchical-cache (without our plug-in's eviction)" in quick
     assert "comes back from host memory in" in quick
     assert "offload" not in json.loads(run("--json", *GPU))
-    done = CliRunner().invoke(app, ["plan", *GPU, "--host-bandwidth", "0"])
-    assert done.exit_code == 2
-    assert "host bandwidth: 0.0; more than 0 GB/s is needed" in done.stderr
+    invocation = CliRunner().invoke(app, ["plan", *GPU, "--host-bandwidth", "0"])
+    assert invocation.exit_code == 2
+    assert "host bandwidth: 0.0; more than 0 GB/s is needed" in invocation.stderr
 
 
 def test_beginnings_that_are_shared_leave_room_for_more() -> None:
-    """A tenth of each sequence its own: more of them draw and are read at once."""
+    """If only a tenth of each sequence is its own, more sequences fit at once."""
     small = [*GPU[:-1], "0.03"]
-    plans = [json.loads(run("--json", *small, *own)) for own in ([], ["--own", "50"])]
+    plans = [json.loads(run("--json", *small, *options)) for options in ([], ["--own", "50"])]
     apart, shared = (plan["roofline"] for plan in plans)
     assert shared["generator_batch"] > apart["generator_batch"]
     assert shared["seconds"] < apart["seconds"]
 
 
 def test_what_cannot_be_planned_is_one_line() -> None:
-    """No reward model, or no room."""
+    """Without a reward model or without room, the error is one line."""
     with pytest.raises(SettingsError, match="nothing to share"):
         make_plan(load_settings({}, reward_format="none"), SplitLoad(4, 100, 10))
-    done = CliRunner().invoke(app, ["plan", *GPU[:-1], "0.01"])
-    assert done.exit_code == 2
-    assert "one sequence needs" in done.stderr
+    invocation = CliRunner().invoke(app, ["plan", *GPU[:-1], "0.01"])
+    assert invocation.exit_code == 2
+    assert "one sequence needs" in invocation.stderr

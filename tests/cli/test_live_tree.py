@@ -1,4 +1,4 @@
-"""The tree in a terminal: what is drawn, and what is left out when there is no room."""
+"""The tree in a terminal: what is drawn, and what is left out if there is no room."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from rich.console import Console
 from cli.live_tree import LiveTree
 
 
-def expanded(number: int, node: int, parent: int, text: str) -> dict[str, Any]:
-    """A step of eight tokens."""
+def expansion(number: int, node: int, parent: int, text: str) -> dict[str, Any]:
+    """Return the event of a step of eight tokens."""
     step = {"node": node, "parent": parent, "text": text, "tokens": [1] * 8}
     return {"event": "expanded", "round": number} | step
 
 
 EVENTS: list[dict[str, Any]] = [
-    expanded(1, 1, 0, "first [step]\n\n"),
+    expansion(1, 1, 0, "first [step]\n\n"),
     {"event": "scored", "round": 1, "node": 1, "reward": 0.25},
-    expanded(1, 2, 0, "second\n\n"),
+    expansion(1, 2, 0, "second\n\n"),
     {"event": "pruned", "round": 2, "node": 2, "reason": "policy"},
-    expanded(2, 3, 1, "The answer is 1."),
+    expansion(2, 3, 1, "The answer is 1."),
     {"event": "finished", "round": 2, "node": 3, "finish": "end", "tokens": 9},
     {"event": "answer", "node": 3, "answer": "1"},
 ]
 
 
-def drawn(events: list[dict[str, Any]], height: int = 24) -> str:
-    """The tree after these events, as text."""
+def draw(events: list[dict[str, Any]], height: int = 24) -> str:
+    """Return the tree after these events, rendered as text."""
     console = Console(file=io.StringIO(), force_terminal=True, width=60, height=height)
     with LiveTree(console, "What is it?") as live:
         for event in events:
@@ -40,8 +40,8 @@ def drawn(events: list[dict[str, Any]], height: int = 24) -> str:
 
 
 def test_steps_hang_below_their_parents_with_their_rewards() -> None:
-    """Brackets in a step are text, not markup."""
-    lines = [line.rstrip() for line in drawn(EVENTS).splitlines()]
+    """Steps are indented under their parent; brackets in a step are text, not markup."""
+    lines = [line.rstrip() for line in draw(EVENTS).splitlines()]
     assert lines == [
         "What is it?",
         "├── 0.25 first [step]",
@@ -52,34 +52,34 @@ def test_steps_hang_below_their_parents_with_their_rewards() -> None:
 
 
 def test_kv_is_told_beside_the_steps_and_below_the_tree() -> None:
-    """What was evicted of a living step, what came back in this round, and what is held in all."""
-    lost = {"event": "evicted", "round": 2, "node": 1, "kept": 3, "reason": "room"}
-    held = {"event": "kv", "round": 2, "active_tokens": 5, "inactive_tokens": 7}
-    lines = [line.rstrip() for line in drawn([*EVENTS[:4], lost, held]).splitlines()]
+    """Shows what was evicted of a live step, what came back this round, and the total held."""
+    evicted = {"event": "evicted", "round": 2, "node": 1, "kept": 3, "reason": "room"}
+    kv = {"event": "kv", "round": 2, "active_tokens": 5, "inactive_tokens": 7}
+    lines = [line.rstrip() for line in draw([*EVENTS[:4], evicted, kv]).splitlines()]
     assert lines[1] == "├── 0.25 first [step] 3/8 KV"
     assert lines[3] == "round 2: 2 steps, 0 finished; KV 12 tokens, 5 of them active"
-    back = {"event": "rehydrated", "round": 3, "node": 1, "kept": 8}
-    chosen = {"event": "selected", "round": 3, "node": 1, "children": 2}
-    assert "first [step] ↻" in drawn([*EVENTS[:4], lost, chosen, back])
-    later = {"event": "selected", "round": 5, "node": 1, "children": 1}
-    assert "↻" not in drawn([*EVENTS[:4], lost, back, later])
+    rehydrated = {"event": "rehydrated", "round": 3, "node": 1, "kept": 8}
+    selected = {"event": "selected", "round": 3, "node": 1, "children": 2}
+    assert "first [step] ↻" in draw([*EVENTS[:4], evicted, selected, rehydrated])
+    selected_later = {"event": "selected", "round": 5, "node": 1, "children": 1}
+    assert "↻" not in draw([*EVENTS[:4], evicted, rehydrated, selected_later])
 
 
 def test_a_tall_tree_is_cut_and_keeps_the_chosen_path() -> None:
-    """No more lines than fit; the chosen path stays, what is left out is counted."""
-    many = [expanded(1, n, 0, f"step {n}") for n in range(1, 101)]
-    chosen: list[dict[str, Any]] = [
-        expanded(2, 101, 100, "The answer is 1."),
+    """Only lines that fit are drawn; the chosen path stays, omitted steps are counted."""
+    steps = [expansion(1, n, 0, f"step {n}") for n in range(1, 101)]
+    answer_events: list[dict[str, Any]] = [
+        expansion(2, 101, 100, "The answer is 1."),
         {"event": "answer", "node": 101, "answer": "1"},
     ]
-    text = drawn(many + chosen, height=14)
+    text = draw(steps + answer_events, height=14)
     assert len(text.splitlines()) <= 14
     assert "The answer is 1." in text
     assert "more steps" in text
 
 
 def test_without_a_terminal_every_event_is_a_line() -> None:
-    """For logs and pipes."""
+    """Into a log or a pipe every event is written as a line."""
     console = Console(file=io.StringIO(), width=200)
     with LiveTree(console, "?") as live:
         for event in EVENTS:

@@ -1,4 +1,4 @@
-"""Drawing once what searches share changes neither their trees nor what they are said to cost."""
+"""Sharing draws between searches changes neither their trees nor their reported cost."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PROBLEM = Problem(encode("user: ?\n"), "?")
 
 
 async def grow(engine: ScriptedEngine | SharedSamples, spec: SearchSpec, name: str) -> Outcome:
-    """One search."""
+    """Run one search and return its outcome."""
     return await search(
         PROBLEM, spec, engine, tree_id=name, answer_of=answer_of, clock=itertools.count().__next__
     )
@@ -34,17 +34,17 @@ async def grow(engine: ScriptedEngine | SharedSamples, spec: SearchSpec, name: s
 
 @pytest.mark.parametrize("at_once", [False, True])
 async def test_shared_draws_grow_the_same_trees(at_once: bool) -> None:
-    """Digest by digest, one after the other or all at once; and fewer steps are drawn."""
+    """All digests are the same, one after the other or all at once, with fewer steps drawn."""
     engine = ScriptedEngine()
     alone = [await grow(engine, spec, str(i)) for i, spec in enumerate(SPECS)]
-    drawn_alone = sum(map(len, engine.expanded))
+    steps_alone = sum(map(len, engine.expanded))
     engine = ScriptedEngine()
     shared = SharedSamples(engine)
     work = [grow(shared, spec, str(i)) for i, spec in enumerate(SPECS)]
     outcomes = await asyncio.gather(*work) if at_once else [await search for search in work]
     assert [o.digest for o in outcomes] == [o.digest for o in alone]
     branches = [branch for call in engine.expanded for branch in call]
-    assert len(branches) < drawn_alone / 2
+    assert len(branches) < steps_alone / 2
     assert len({(b.tokens, b.seed) for b in branches}) == len(branches)
     paths = [t.steps for call in engine.scored for t in call]
     assert len(set(paths)) == len(paths)
@@ -70,45 +70,47 @@ def test_the_cost_of_a_search_alone_by_hand() -> None:
     token of the first child again (context 5). The reward model reads 3 + (2+1) + (2+1) + (1+1).
     """
     cost = StandaloneCost(lambda n, c, _=None: 1000.0 * n + c, no_flops)
-    sampling_of = [Branch(0, i, (7, 8, 9), i, 16, i + 1) for i in range(2)]
+    branches = [Branch(0, i, (7, 8, 9), i, 16, i + 1) for i in range(2)]
     steps = [Step((1, 2), "", Finish.STEP, 0.0, 0.0), Step((1, 3), "", Finish.STEP, 0.0, 0.0)]
-    cost.note_steps(sampling_of, steps)
+    cost.note_steps(branches, steps)
     cost.scored((7, 8, 9), [Trajectory(1, ((1, 2),), ("",)), Trajectory(2, ((1, 3),), ("",))])
     cost.note_steps(
         [Branch(1, 0, (7, 8, 9, 1, 2), 5, 16, 3)], [Step((4,), "", Finish.END, 0.0, 0.0)]
     )
     cost.scored((7, 8, 9), [Trajectory(3, ((1, 2), (4,)), ("", ""))])
-    counted = cost.counters
-    assert (counted.prefilled_tokens, counted.decoded_tokens, counted.prm_tokens) == (3, 5, 11)
-    assert counted.model_calls == 2 + 1 + 1 + 1
-    assert counted.flops == 1000 * (3 + 2 + 1) + (6 + 4 + 4 + 5)
+    counters = cost.counters
+    assert (counters.prefilled_tokens, counters.decoded_tokens, counters.prm_tokens) == (3, 5, 11)
+    assert counters.model_calls == 2 + 1 + 1 + 1
+    assert counters.flops == 1000 * (3 + 2 + 1) + (6 + 4 + 4 + 5)
 
 
 def test_a_step_is_charged_for_one_embedding() -> None:
-    """Steps of 2 and 1 tokens, read alone: contexts 1 + 2 and 1; asked for again they are free."""
+    """Steps of 2 and 1 tokens, embedded alone: contexts 1 + 2 and 1; a second time is free."""
     cost = StandaloneCost(
         no_flops, no_flops, lambda n, c, logits=None: 1000.0 * n + 10 * c + (logits or 0)
     )
-    asked = [Trajectory(i, ((9,), step), ("", "")) for i, step in enumerate(((1, 2), (3,), (3,)))]
-    cost.compared(asked)
-    cost.compared(asked[:2])
+    trajectories = [
+        Trajectory(i, ((9,), step), ("", "")) for i, step in enumerate(((1, 2), (3,), (3,)))
+    ]
+    cost.compared(trajectories)
+    cost.compared(trajectories[:2])
     assert cost.counters.flops == 3000 + 10 * (3 + 1)
 
 
 async def test_a_failure_reaches_everybody_who_waits_and_is_not_remembered() -> None:
-    """Two merged requests fail together; once the engine is back, the same request works."""
+    """Two merged requests fail together; when the engine is back the same request works."""
     engine = ScriptedEngine(fail_at=0)
     shared = SharedSamples(engine)
     branch = [Branch(0, 0, encode("ab"), 1, 16, 1)]
-    both = [shared.expand(name, branch, Sampling()) for name in "ab"]
-    failed = await asyncio.gather(*both, return_exceptions=True)
-    assert [type(error) for error in failed] == [EngineDown, EngineDown]
+    calls = [shared.expand(name, branch, Sampling()) for name in "ab"]
+    errors = await asyncio.gather(*calls, return_exceptions=True)
+    assert [type(error) for error in errors] == [EngineDown, EngineDown]
     engine.down, engine.fail_at = False, None
     assert len(await shared.expand("a", branch, Sampling())) == 1
 
 
 async def test_another_sampling_is_another_draw() -> None:
-    """Temperature is part of what a step follows from."""
+    """Draws at different temperatures are not shared."""
     engine = ScriptedEngine()
     shared = SharedSamples(engine)
     branch = [Branch(0, 0, encode("ab"), 1, 16, 1)]

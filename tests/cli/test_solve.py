@@ -1,4 +1,4 @@
-"""What is printed once a search is done."""
+"""What ``hedgerow solve`` prints once a search is done."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cli.solve import show
 
 
 def test_a_long_answer_leaves_room_for_its_votes() -> None:
-    """Every answer has its number of votes, its weight and a bar as long as that is heavy."""
+    """Each answer has its number of votes, its weight, and a bar as long as its weight."""
     answers = [
         {"answer": "9 - 3 = 6; " * 20, "count": 3, "weight": 2.0, "reply": 1},
         {"answer": "7", "count": 12, "weight": 1.0, "reply": 2},

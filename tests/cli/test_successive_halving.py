@@ -1,4 +1,4 @@
-"""Which cells go on and which one is chosen: cases worked by hand, and what always holds."""
+"""Which cells of the grid go on, and which one is chosen: by hand, and as properties."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from cli.successive_halving import (
 from search.spec import SearchSpec
 
 
-def spec(policy: str = "rebase", width: int = 4, **more: Any) -> SearchSpec:
-    """A search of the grid."""
-    return SearchSpec.model_validate({"policy": policy, "width": width, **more})
+def spec(policy: str = "rebase", width: int = 4, **fields: Any) -> SearchSpec:
+    """Return a search of the grid."""
+    return SearchSpec.model_validate({"policy": policy, "width": width, **fields})
 
 
-def cell(width: int, right: int, tokens: float, of: int = 8, **more: Any) -> Cell:
-    """The first so many questions right."""
-    flags = tuple(i < right for i in range(of))
-    return Cell(spec(width=width, **more), flags, of, tokens)
+def cell(width: int, right: int, tokens: float, questions: int = 8, **fields: Any) -> Cell:
+    """Return a cell whose first ``right`` questions are right."""
+    flags = tuple(i < right for i in range(questions))
+    return Cell(spec(width=width, **fields), flags, questions, tokens)
 
 
 def names(cells: list[Cell]) -> list[int]:
-    """Cells by their widths."""
-    return [one.spec.width for one in cells]
+    """Return the widths of these cells."""
+    return [candidate.spec.width for candidate in cells]
 
 
 CELLS = st.lists(
@@ -64,7 +64,7 @@ def test_seeds_of_a_question_are_averaged() -> None:
 
 
 def test_a_gain_by_hand() -> None:
-    """Eight questions, three won and none lost; with half a win and half a loss more, and two
+    """Eight questions, three won and none lost; a half win and a half loss added, and two
     questions: a mean of .3, and a variance of (3 + 1) / 10 - .09 = .31 over ten."""
     mean, error = paired(cell(4, 5, 1), cell(4, 2, 1))
     assert mean == pytest.approx(0.3)
@@ -74,24 +74,24 @@ def test_a_gain_by_hand() -> None:
 
 
 def test_few_questions_that_agree_prove_nothing() -> None:
-    """An interval of four equal answers is wide; of four hundred it is narrow."""
-    few = gain95(cell(4, 4, 1, of=4), cell(8, 4, 2, of=4))
-    many = gain95(cell(4, 400, 1, of=400), cell(8, 400, 2, of=400))
-    assert few == pytest.approx((-0.3267, 0.3267), abs=1e-4)
-    assert many == pytest.approx((-0.0049, 0.0049), abs=1e-4)
+    """The interval of four equal answers is wide; that of four hundred is narrow."""
+    wide = gain95(cell(4, 4, 1, questions=4), cell(8, 4, 2, questions=4))
+    narrow = gain95(cell(4, 400, 1, questions=400), cell(8, 400, 2, questions=400))
+    assert wide == pytest.approx((-0.3267, 0.3267), abs=1e-4)
+    assert narrow == pytest.approx((-0.0049, 0.0049), abs=1e-4)
 
 
 def test_the_front_by_hand() -> None:
-    """Dearer and no better is off it; equal in both is on it beside its like."""
+    """A cell that is dearer and no better is off the front; cells equal in both are on it."""
     cells = [cell(1, 2, 10), cell(2, 5, 40), cell(3, 5, 50), cell(4, 4, 20), cell(5, 5, 40)]
     assert names(front(cells)) == [1, 2, 4, 5]
-    assert [shortfall(one, cells) for one in cells] == [0, 0, 0, 0, 0]
+    assert [shortfall(candidate, cells) for candidate in cells] == [0, 0, 0, 0, 0]
     assert shortfall(cell(6, 3, 45), cells) == 0.25
 
 
 def test_a_rung_by_hand() -> None:
-    """Six trees: three on the front, and of the other three the nearest one. With seven there are
-    two places: of four one is two answers below the front and three are one; the cheaper go on."""
+    """Six trees: three on the front, and the nearest of the other three. With seven, two of the
+    other four go on: one is two answers below the front, three are one; the cheaper of these."""
     cells = [
         cell(1, 2, 10),
         cell(2, 5, 40),
@@ -105,8 +105,8 @@ def test_a_rung_by_hand() -> None:
 
 
 def test_what_the_budget_can_carry_goes_on_too() -> None:
-    """Beside the front (1) and the nearer half of the rest (2) the next nearest, as long as all of
-    them cost no more than that; one that does not fit ends it."""
+    """Beside the front (1) and the nearer half of the rest (2), the next nearest go on while all
+    together cost no more than the budget; the first that does not fit ends it."""
     cells = [cell(1, 8, 10), cell(2, 8, 20), cell(3, 7, 30), cell(4, 7, 60), cell(5, 6, 40)]
     assert names(going_on(cells)) == [1, 2, 3]
     assert names(going_on(cells, 119)) == [1, 2, 3]
@@ -115,7 +115,7 @@ def test_what_the_budget_can_carry_goes_on_too() -> None:
 
 
 def test_who_is_surely_beaten_goes_even_where_there_is_room() -> None:
-    """Ten of ten against none, for less: the interval is wholly above 0."""
+    """Ten of ten against none, for fewer tokens: the whole interval is above 0."""
     good, bad, other = cell(1, 10, 10, 10), cell(2, 0, 20, 10), cell(3, 9, 30, 10)
     assert beaten(bad, [good, bad])
     assert not beaten(other, [good, other])
@@ -123,18 +123,18 @@ def test_who_is_surely_beaten_goes_even_where_there_is_room() -> None:
 
 
 def test_votes_of_a_tree_go_on_together_unless_they_are_beaten() -> None:
-    """They cost nothing more; one that is surely worse than its like is dropped all the same."""
+    """More votes on one tree cost nothing; a vote that is surely worse is dropped all the same."""
     votes = [
-        cell(4, right, 20, of=20, vote=vote)
+        cell(4, right, 20, questions=20, vote=vote)
         for vote, right in (("majority", 16), ("weighted_majority", 14), ("best_last", 3))
     ]
-    kept = going_on([*votes, cell(8, 2, 70, of=20)])
-    assert [one.spec.vote for one in kept] == ["majority", "weighted_majority"]
+    survivors = going_on([*votes, cell(8, 2, 70, questions=20)])
+    assert [candidate.spec.vote for candidate in survivors] == ["majority", "weighted_majority"]
 
 
 def test_questions_of_the_rungs() -> None:
-    """Half of the budget for the first one, eight questions at most; then twice as many, or what
-    is left for."""
+    """The first rung takes half of the budget, eight questions at most; each next rung twice as
+    many questions, or as many as the remaining tokens pay for."""
     assert first_questions(100_000, 1_000, 400) == 8
     assert first_questions(12_999, 1_000, 400) == 6
     assert first_questions(100_000, 1_000, 5) == 5
@@ -167,18 +167,18 @@ def test_choices_by_hand() -> None:
 
 
 def test_equal_trees_have_one_key() -> None:
-    """Votes share a tree, but for chains that score nothing and votes that may end the search."""
+    """Votes share a tree, except for unscored chains and for votes that may end the search."""
     assert tree_key(spec(vote="majority")) == tree_key(spec(vote="best_min"))
     assert tree_key(spec(vote="majority")) != tree_key(spec(vote="majority", temperature=0.5))
     alone, scored = spec("self_consistency"), spec("self_consistency", vote="best_last")
     assert tree_key(alone) != tree_key(scored)
-    one, other = (spec(vote=v, consensus="certain") for v in ("majority", "lineages"))
-    assert tree_key(one) != tree_key(other)
+    majority, lineages = (spec(vote=v, consensus="certain") for v in ("majority", "lineages"))
+    assert tree_key(majority) != tree_key(lineages)
 
 
 def test_any_of_the_most_accurate_is_compared_with() -> None:
-    """Two cells of five right and four tokens; a third of three right and one token is within the
-    error of the one whose right replies it shares little with, and not of the other's."""
+    """Two cells have five right and four tokens. A third has three right and one token: it is
+    within the error of the one that it shares few right replies with, but not of the other."""
     cheap = Cell(spec(width=1), (True, True, True, False, False, False), 6, 1.0)
     near = Cell(spec(width=2), (True, True, True, True, True, False), 6, 4.0)
     far = Cell(spec(width=3), (False, True, True, True, True, True), 6, 4.0)
@@ -189,47 +189,47 @@ def test_any_of_the_most_accurate_is_compared_with() -> None:
 
 @given(CELLS)
 def test_the_front_goes_on_and_half_of_the_others_at_most(cells: list[Cell]) -> None:
-    """What is on the front is never dropped, so that no rung ends without a cell."""
-    kept, best = going_on(cells), front(cells)
+    """No cell of the front is dropped, so no rung ends without a cell."""
+    survivors, best = going_on(cells), front(cells)
     assert best
-    assert all(one in kept for one in best)
+    assert all(candidate in survivors for candidate in best)
     trees, of_front = ({tree_key(c.spec) for c in part} for part in (cells, best))
-    left = {tree_key(c.spec) for c in kept}
-    assert len(left) <= len(of_front) + (len(trees) - len(of_front)) // 2
-    assert [one for one in cells if one in kept] == kept
+    surviving_trees = {tree_key(c.spec) for c in survivors}
+    assert len(surviving_trees) <= len(of_front) + (len(trees) - len(of_front)) // 2
+    assert [candidate for candidate in cells if candidate in survivors] == survivors
 
 
 @given(CELLS)
 def test_nothing_dominates_what_is_chosen(cells: list[Cell]) -> None:
-    """More tokens never buy less, and what is worth them costs no more than the best."""
-    limits = sorted(one.tokens for one in cells)
-    chosen = [most_accurate(cells, tokens) for tokens in limits]
-    assert all(one in front(cells) for one in [*chosen, worth_it(cells)])
-    for less, more in pairwise(chosen):
-        assert less.accuracy <= more.accuracy
-        assert less.tokens <= more.tokens
+    """More tokens never buy less accuracy; ``worth_it`` costs no more than the best."""
+    limits = sorted(candidate.tokens for candidate in cells)
+    choices = [most_accurate(cells, tokens) for tokens in limits]
+    assert all(candidate in front(cells) for candidate in [*choices, worth_it(cells)])
+    for cheaper, dearer in pairwise(choices):
+        assert cheaper.accuracy <= dearer.accuracy
+        assert cheaper.tokens <= dearer.tokens
     assert worth_it(cells).tokens <= most_accurate(cells).tokens
 
 
 @given(CELLS, st.randoms())
 def test_the_order_of_the_cells_decides_ties_alone(cells: list[Cell], dice: Any) -> None:
-    """In another order the choice has the same accuracy and tokens."""
+    """With the cells in another order, the choice has the same accuracy and tokens."""
     shuffled = dice.sample(cells, len(cells))
     for choose in (most_accurate, worth_it):
-        one, other = choose(cells), choose(shuffled)
-        assert (one.accuracy, one.tokens) == (other.accuracy, other.tokens)
+        best, other = choose(cells), choose(shuffled)
+        assert (best.accuracy, best.tokens) == (other.accuracy, other.tokens)
 
 
 @given(st.floats(1, 1e9), st.floats(1, 1e6), st.integers(1, 500))
-def test_no_rung_costs_more_than_is_left(budget: float, cost: float, most: int) -> None:
-    """As far as the cost of a question is known."""
+def test_no_rung_costs_more_than_is_left(budget: float, cost: float, limit: int) -> None:
+    """At the cost of a question that is known so far."""
     try:
-        first = first_questions(budget, cost, most)
+        first = first_questions(budget, cost, limit)
     except ValueError:
         assert budget < 8 * cost
         return
-    assert 1 <= first <= most
+    assert 1 <= first <= limit
     assert first * cost <= budget / 2 * (1 + 1e-9)
-    more = next_questions(first, budget - first * cost, cost, most)
-    assert first <= more <= most
-    assert more * cost <= budget * (1 + 1e-9)
+    second = next_questions(first, budget - first * cost, cost, limit)
+    assert first <= second <= limit
+    assert second * cost <= budget * (1 + 1e-9)

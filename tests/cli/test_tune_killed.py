@@ -1,4 +1,4 @@
-"""``hedgerow tune`` with the bundled models, killed on its way and started again."""
+"""``hedgerow tune`` with the bundled models: killed halfway and started again."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from tests.processes import MarkedProcesses, marked
 ROOT = Path(__file__).resolve().parents[2]
 WORDS = "--task game24 --policy self_consistency,rebase --width 2,4 --temperature 1 --limit 16"
 ENOUGH = 12
-"""Rows, of 32 in the first rung alone."""
+"""Rows to wait for; the first rung alone has 32."""
 
 
 def start(folder: Path, processes: MarkedProcesses) -> subprocess.Popen[str]:
-    """The command, its file in a folder."""
+    """Start the command with its file in this folder."""
     words = [*WORDS.split(), "--budget", "40000", "--engines", "1", "--json"]
     command = [sys.executable, "-m", "cli", "tune", *words, "--out", str(folder / "tuned.toml")]
     return subprocess.Popen(
@@ -35,20 +35,20 @@ def start(folder: Path, processes: MarkedProcesses) -> subprocess.Popen[str]:
 
 
 def report(run: subprocess.Popen[str]) -> dict[str, Any]:
-    """What came out, times apart."""
+    """Return the printed report without its times."""
     out, _ = run.communicate()
     assert run.returncode == 0
-    found = json.loads(out)
-    for row in (found, *found["rows"]):
+    document = json.loads(out)
+    for row in (document, *document["rows"]):
         row.pop("seconds")
-    return found
+    return document
 
 
 @pytest.mark.nightly
 @pytest.mark.slow
 def test_a_killed_run_goes_on_to_the_same_outcome(tmp_path: Path) -> None:
-    """SIGKILL after some rows; the second run keeps these and comes to what an undisturbed one
-    comes to."""
+    """SIGKILL after some rows; the second run keeps these rows and ends with the same report as an
+    undisturbed run."""
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     whole.mkdir()
     cut.mkdir()
@@ -64,5 +64,5 @@ def test_a_killed_run_goes_on_to_the_same_outcome(tmp_path: Path) -> None:
         before = rows.read_text()
         assert report(start(cut, processes)) == undisturbed
     assert rows.read_text().startswith(before)
-    kept = [len((folder / "tuned.jsonl").read_text().splitlines()) for folder in (cut, whole)]
-    assert kept[0] == kept[1]
+    counts = [len((folder / "tuned.jsonl").read_text().splitlines()) for folder in (cut, whole)]
+    assert counts[0] == counts[1]

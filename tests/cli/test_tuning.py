@@ -21,7 +21,7 @@ from search.spec import SearchSpec
 from server.assemble import RunningModel
 from server.settings import Settings, load_settings
 from server.tuned import read_tuned
-from tests.cli.test_evaluation import asked
+from tests.cli.test_evaluation import number_of
 from tests.search.scripted_engine import ScriptedEngine, babble
 from tests.server.conftest import PlainText
 
@@ -29,40 +29,40 @@ QUESTIONS = [{"question": str(i), "answer": i} for i in range(24)]
 
 
 def spec(policy: str, width: int, vote: str = "majority", temperature: float = 1.0) -> SearchSpec:
-    """A search of a grid."""
+    """Return a search of a grid."""
     fields = {"policy": policy, "width": width, "vote": vote, "temperature": temperature}
     return SearchSpec.model_validate(fields)
 
 
 def cell(width: int, right: int, tokens: float, policy: str = "rebase") -> Cell:
-    """Of four questions the first so many right."""
+    """Return a cell whose first ``right`` of four questions are right."""
     return Cell(spec(policy, width), tuple(i < right for i in range(4)), 4, tokens)
 
 
 def test_choices_by_hand() -> None:
-    """The dearest search of the whole grid takes 160 tokens, though it was dropped: low may cost
-    10, medium 40, high anything."""
+    """The dearest search of the grid takes 160 tokens, though it was dropped: low may cost 10,
+    medium 40, high any number."""
     cells = [cell(1, 1, 8), cell(2, 2, 10), cell(4, 3, 40), cell(8, 4, 80)]
     rungs = [Rung(2, [*cells, cell(16, 0, 160)], cells), Rung(4, cells, cells)]
-    found = {name: one.spec.width for name, one in chosen(rungs).items()}
-    assert {name: found[name] for name in ("low", "medium", "high")} == {
+    widths = {name: choice.spec.width for name, choice in chosen(rungs).items()}
+    assert {name: widths[name] for name in ("low", "medium", "high")} == {
         "low": 2,
         "medium": 4,
         "high": 8,
     }
-    assert found["auto"] == 4  # one of four behind: (1/6, error .22), two are too many (2/6, .25)
+    assert widths["auto"] == 4  # one of four behind: (1/6, error .22), two are too many (2/6, .25)
 
 
 def test_the_highest_effort_has_no_limit() -> None:
-    """The most accurate search may turn out dearer on more questions than any was on the first."""
+    """The most accurate search may cost more on later questions than any did on the first."""
     last = [cell(2, 2, 10), cell(8, 4, 90)]
-    found = chosen([Rung(2, [cell(2, 2, 10), cell(8, 4, 80)], last), Rung(4, last, last)])
-    assert found["high"].spec.width == found["auto"].spec.width == 8
+    choices = chosen([Rung(2, [cell(2, 2, 10), cell(8, 4, 80)], last), Rung(4, last, last)])
+    assert choices["high"].spec.width == choices["auto"].spec.width == 8
 
 
 def test_tokens_by_hand() -> None:
-    """Ten on two questions that then was dropped, and fourteen on four, the first two included;
-    the votes of a tree cost nothing."""
+    """Ten tokens on two questions, then dropped; and fourteen on four, the first two included.
+    Further votes on a tree cost nothing."""
     first = [cell(1, 1, 10.0), cell(2, 2, 12.0)]
     last = [
         Cell(spec("rebase", 2, vote), (True,) * 4, 4, 14.0) for vote in ("majority", "lineages")
@@ -71,7 +71,7 @@ def test_tokens_by_hand() -> None:
 
 
 def test_a_grid_by_hand() -> None:
-    """Chains take one vote and are tried singly; other policies are not, beside them."""
+    """Chains take one vote, and width 1 too; other policies get width 1 only without chains."""
 
     def make(policy: str, width: int, vote: str, temperature: float) -> SearchSpec:
         return spec(policy, width, vote, temperature)
@@ -87,7 +87,7 @@ def test_a_grid_by_hand() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "engine", "left"),
+    ("changes", "engine", "remaining"),
     [
         ({}, {}, ["self_consistency", "best_of_n", "rebase", "dora"]),
         ({}, {"embeds": False}, ["self_consistency", "best_of_n", "rebase"]),
@@ -102,21 +102,21 @@ def test_a_grid_by_hand() -> None:
     ],
 )
 def test_what_the_models_cannot_do_is_left_out(
-    changes: dict[str, Any], engine: dict[str, Any], left: list[str]
+    changes: dict[str, Any], engine: dict[str, Any], remaining: list[str]
 ) -> None:
-    """With a reason for each."""
+    """Every search that is left out has a reason."""
     policies = ["self_consistency", "best_of_n", "rebase", "dora"]
     specs = [spec(policy, 4) for policy in policies]
-    able = ScriptedEngine(**engine).capabilities
-    found, refused = possible(specs, Settings(**changes), able)
-    assert [one.policy for one in found] == left
-    assert set(refused) == {f"{p} with vote majority" for p in policies if p not in left}
-    assert all(refused.values())
+    capabilities = ScriptedEngine(**engine).capabilities
+    usable, reasons = possible(specs, Settings(**changes), capabilities)
+    assert [search.policy for search in usable] == remaining
+    assert set(reasons) == {f"{p} with vote majority" for p in policies if p not in remaining}
+    assert all(reasons.values())
 
 
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> ScriptedEngine:
-    """What commands get: chains are wrong, and trees are right whose first steps have rewards."""
+    """The engine that the commands get; its replies are ``say``'s."""
     scripted = ScriptedEngine(say=say)
 
     @asynccontextmanager
@@ -128,36 +128,36 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> ScriptedEngine:
 
 
 def say(branch: Any) -> str:
-    """A quarter of the replies are right at random, all others say numbers of their own."""
+    """Answer rightly for a quarter of the seeds; other replies each give another number."""
     text = babble(branch)
     if "answer" not in text:
         return text
     right = branch.seed % 4 == 0
-    return f"The answer is {asked(branch) if right else 100 + branch.seed % 1000}."
+    return f"The answer is {number_of(branch) if right else 100 + branch.seed % 1000}."
 
 
 def tune(tmp_path: Path, *words: str) -> Result:
-    """The command on a file of questions, in this process."""
-    data = tmp_path / "numbers.jsonl"
-    data.write_text("".join(json.dumps(line) + "\n" for line in QUESTIONS))
-    own = ["tune", "--data", str(data), "--out", str(tmp_path / "tuned.toml"), "--engines", "1"]
-    return CliRunner().invoke(app, [*own, *words])
+    """Run the command on a file of questions, in this process."""
+    file = tmp_path / "numbers.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in QUESTIONS))
+    args = ["tune", "--data", str(file), "--out", str(tmp_path / "tuned.toml"), "--engines", "1"]
+    return CliRunner().invoke(app, [*args, *words])
 
 
 SMALL = ("--policy", "self_consistency,best_of_n,rebase", "--width", "2,8", "--temperature", "1")
 
 
 def test_a_file_is_written_that_a_server_takes(tmp_path: Path, engine: ScriptedEngine) -> None:
-    """The choices, what they came to, and on which models; progress is on stderr alone."""
-    done = tune(tmp_path, *SMALL, "--budget", "20000", "--json")
-    assert done.exit_code == 0, done.output
-    report = json.loads(done.stdout)
+    """The file has the choices, their figures and the models; progress goes to stderr only."""
+    invocation = tune(tmp_path, *SMALL, "--budget", "20000", "--json")
+    assert invocation.exit_code == 0, invocation.output
+    report = json.loads(invocation.stdout)
     first, *_, last = report["rungs"]
     assert (first["questions"], first["trees"]) == (8, 7)
     assert last["trees"] < 7
-    for one, more in pairwise(report["rungs"]):
-        assert more["trees"] == one["kept_trees"]
-        assert one["questions"] < more["questions"] <= 24
+    for rung, next_rung in pairwise(report["rungs"]):
+        assert next_rung["trees"] == rung["kept_trees"]
+        assert rung["questions"] < next_rung["questions"] <= 24
     assert report["tokens"] <= report["grid_tokens"]
     tuned = read_tuned(load_settings({"HEDGEROW_TUNED": str(tmp_path / "tuned.toml")}).tuned)
     assert (tuned.data, tuned.policy_model) == ("numbers.jsonl", "sprig")
@@ -170,14 +170,14 @@ def test_a_file_is_written_that_a_server_takes(tmp_path: Path, engine: ScriptedE
     assert tuned.auto.accuracy == pytest.approx(rows["auto"]["accuracy"], abs=1e-4)
     assert tuned.auto.questions == report["rungs"][-1]["questions"]
     assert rows["low"]["tokens"] <= rows["medium"]["tokens"] <= rows["high"]["tokens"]
-    assert "go on" in done.stderr
+    assert "go on" in invocation.stderr
 
 
 @pytest.mark.promise("`hedgerow tune` that was cut off ends as if it had not been")
 def test_a_run_that_was_cut_off_ends_as_if_it_had_not_been(
     tmp_path: Path, engine: ScriptedEngine
 ) -> None:
-    """The engine dies amid the second rung; what is started again searches the rest alone."""
+    """The engine dies in the second rung; the restarted run searches only what is missing."""
     words = (*SMALL, "--budget", "300000", "--json", "--at-once", "1")
     whole = json.loads(tune(tmp_path, *words).stdout)
     calls, searches = len(engine.expanded), len(engine.released)
@@ -188,17 +188,17 @@ def test_a_run_that_was_cut_off_ends_as_if_it_had_not_been(
     cut = tune(tmp_path, *words)
     assert cut.exit_code == 1
     assert "the engine is down" in cut.stderr
-    kept = (tmp_path / "tuned.jsonl").read_text().count("\n")
+    kept_rows = (tmp_path / "tuned.jsonl").read_text().count("\n")
     engine.fail_at, engine.down = None, False
     engine.released.clear()
-    again = json.loads(tune(tmp_path, *words).stdout)
-    assert 0 < kept < searches
-    assert len(engine.released) == searches - kept
-    for report in (whole, again):
+    resumed = json.loads(tune(tmp_path, *words).stdout)
+    assert 0 < kept_rows < searches
+    assert len(engine.released) == searches - kept_rows
+    for report in (whole, resumed):
         report.pop("seconds")
         for row in report["rows"]:
             row.pop("seconds")
-    assert again == whole
+    assert resumed == whole
     rows = [json.loads(line)["of"] for line in (tmp_path / "tuned.jsonl").read_text().splitlines()]
     assert len(rows) == len(set(rows)) == searches
 
@@ -206,27 +206,27 @@ def test_a_run_that_was_cut_off_ends_as_if_it_had_not_been(
 def test_without_a_reward_model_chains_alone_are_tried(
     tmp_path: Path, engine: ScriptedEngine
 ) -> None:
-    """And what was left out is said; who asks for it by name is told why it cannot be."""
+    """Stderr says what was left out; asking for it by name is refused with the reason."""
     engine.scores = False
     words = ("--reward-model", "none", "--width", "2,4", "--temperature", "1", "--budget", "100000")
-    done = tune(tmp_path, *words, "--json")
-    assert done.exit_code == 0, done.output
-    assert {row["search"]["policy"] for row in json.loads(done.stdout)["rows"]} == {
+    invocation = tune(tmp_path, *words, "--json")
+    assert invocation.exit_code == 0, invocation.output
+    assert {row["search"]["policy"] for row in json.loads(invocation.stdout)["rows"]} == {
         "self_consistency"
     }
-    assert "left out: " in done.stderr
-    refused = tune(tmp_path, *words, "--policy", "self_consistency,beam")
-    assert refused.exit_code == 1
-    assert "beam with vote weighted_majority: it needs rewards" in refused.stderr
+    assert "left out: " in invocation.stderr
+    refusal = tune(tmp_path, *words, "--policy", "self_consistency,beam")
+    assert refusal.exit_code == 1
+    assert "beam with vote weighted_majority: it needs rewards" in refusal.stderr
 
 
 def test_a_table_and_a_plot(tmp_path: Path, engine: ScriptedEngine) -> None:
-    """Without --json."""
+    """Without ``--json`` a table is printed."""
     plot = tmp_path / "front.svg"
-    done = tune(tmp_path, *SMALL, "--budget", "300000", "--plot", str(plot))
-    assert done.exit_code == 0, done.output
-    assert "the Pareto front" in done.stdout
-    assert "less than the whole grid" in done.stdout
+    invocation = tune(tmp_path, *SMALL, "--budget", "300000", "--plot", str(plot))
+    assert invocation.exit_code == 0, invocation.output
+    assert "the Pareto front" in invocation.stdout
+    assert "less than the whole grid" in invocation.stdout
     assert ">rebase</text>" in plot.read_text()
 
 
@@ -250,15 +250,15 @@ def test_a_table_and_a_plot(tmp_path: Path, engine: ScriptedEngine) -> None:
 def test_a_mistake_is_one_line(
     tmp_path: Path, engine: ScriptedEngine, words: tuple[str, ...], code: int, message: str
 ) -> None:
-    """Before hours of work, if it can be."""
-    done = tune(tmp_path, *words)
-    assert done.exit_code == code, done.output
-    assert message in done.stderr
+    """Mistakes are reported before any search where that is possible."""
+    invocation = tune(tmp_path, *words)
+    assert invocation.exit_code == code, invocation.output
+    assert message in invocation.stderr
     assert code == 1 or engine.expanded == []
 
 
 def test_rows_are_not_added_to_the_questions(tmp_path: Path, engine: ScriptedEngine) -> None:
-    """A file that holds something else is refused by its line."""
-    done = tune(tmp_path, "--budget", "100000", "--keep", str(tmp_path / "numbers.jsonl"))
-    assert done.exit_code == 1
-    assert "numbers.jsonl, line 1: no result that was kept" in done.stderr
+    """``--keep`` refuses a file that holds something else, and names its first line."""
+    invocation = tune(tmp_path, "--budget", "100000", "--keep", str(tmp_path / "numbers.jsonl"))
+    assert invocation.exit_code == 1
+    assert "numbers.jsonl, line 1: no result that was kept" in invocation.stderr
