@@ -1,4 +1,4 @@
-"""One server with the bundled models for all clients of a file, and what it says to plain HTTP."""
+"""One server with the bundled models for all clients of a file, and its replies to plain HTTP."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tests.server.test_process import Server
 
 QUESTIONS = TASKS["game24"].questions("dev", 10)
 SEARCH = {"policy": "rebase", "width": 2, "seed": 11}
-ASKED: Any = [{"role": "user", "content": QUESTIONS[0]}]
+MESSAGES: Any = [{"role": "user", "content": QUESTIONS[0]}]
 
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    """Its streams are never silent: every client meets the empty deltas that fill silence."""
+    """The server's URL; its streams fill silence with empty deltas, so every client meets them."""
     server = Server(keepalive_seconds="0.001")
     yield f"{server.url}/v1"
     server.stop()
@@ -28,17 +28,17 @@ def url() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def clients() -> Path:
-    """Where the clients' commands are that every change is tested by."""
+    """The folder with the commands of the clients that every change is tested with."""
     return clients_bin()
 
 
 @pytest.fixture(scope="module")
 def expected(url: str) -> dict[str, str]:
-    """What the server says, by plain HTTP: to a seeded question of 24 tokens, and to a search."""
+    """The server's replies by plain HTTP: to a seeded chat of 24 tokens, and to a search."""
     with httpx2.Client(base_url=url, timeout=300) as http:
-        said = []
+        replies = []
         for body in ({"seed": 3, "max_tokens": 24}, {"search": SEARCH}):
-            whole = {"model": "sprig", "messages": ASKED} | body
-            answer = http.post("/chat/completions", json=whole).raise_for_status().json()
-            said.append(answer["choices"][0]["message"]["content"])
-        return dict(zip(("plain", "search"), said, strict=True))
+            request = {"model": "sprig", "messages": MESSAGES} | body
+            answer = http.post("/chat/completions", json=request).raise_for_status().json()
+            replies.append(answer["choices"][0]["message"]["content"])
+        return dict(zip(("plain", "search"), replies, strict=True))

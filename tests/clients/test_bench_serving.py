@@ -1,4 +1,4 @@
-"""SGLang's own benchmark of servers, unchanged, against this one."""
+"""SGLang's own benchmark of servers, unchanged, against this server."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ PROMPTS = 8
 
 
 def test_bench_serving(tmp_path: Path) -> None:
-    """Every request is a search that streams; all are completed and their tokens counted. The
-    streams fill their silence, which its parser has to get over."""
+    """Every request is a streamed search; all are completed and their tokens counted. The streams
+    fill their silence, and the benchmark's parser must cope with that."""
     server = Server(keepalive_seconds="0.001")
-    told = tmp_path / "told.jsonl"
+    report_file = tmp_path / "told.jsonl"
     options = LaunchOptions(model=SPRIG_FOLDER / "policy", python=PYTHON, device="cpu")
     command = [PYTHON, "-m", "sglang.bench_serving", "--backend", "sglang-oai-chat"]
     command += ["--base-url", server.url, "--model", SPRIG_FOLDER / "policy"]
     command += ["--served-model-name", "sprig", "--dataset-name", "random-ids"]
     command += ["--random-input-len", "24", "--random-output-len", "48"]
-    command += ["--num-prompts", str(PROMPTS), "--output-file", told, "--disable-tqdm"]
+    command += ["--num-prompts", str(PROMPTS), "--output-file", report_file, "--disable-tqdm"]
     command += ["--extra-request-body", json.dumps({"search": {"width": 2, "seed": 3}})]
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             command, env=options.environment(), capture_output=True, text=True, check=False
         )
     finally:
         assert server.stop() == 0
-    assert done.returncode == 0, done.stderr
-    found = json.loads(told.read_text())
-    assert found["completed"] == PROMPTS
-    assert found["total_output_tokens"] > PROMPTS
+    assert process.returncode == 0, process.stderr
+    report = json.loads(report_file.read_text())
+    assert report["completed"] == PROMPTS
+    assert report["total_output_tokens"] > PROMPTS

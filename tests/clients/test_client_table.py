@@ -1,4 +1,4 @@
-"""docs/clients.md is about the programs that are run, at the versions that are installed."""
+"""docs/clients.md lists the programs that are run and the versions that are installed."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ PAGE = Path(__file__).parents[2] / "docs" / "clients.md"
 ROW = re.compile(r"^\|[^|]+\| (\S+) (\S+) \|[^|]+\| `(\w+\.\w+)` \| (CI|nightly) \|$", re.M)
 
 
-def pinned(program: str, when: str) -> dict[str, str]:
-    """The packages that a program runs with, and their versions."""
+def versions_of(program: str, schedule: str) -> dict[str, str]:
+    """Return the packages that a program runs with, and their versions."""
     if program.endswith(".mjs"):
         return json.loads((NODE / "package.json").read_text())["dependencies"]
-    name = "ci" if when == "CI" else program.removeprefix("with_").removesuffix(".py")
+    name = "ci" if schedule == "CI" else program.removeprefix("with_").removesuffix(".py")
     lines = (PINS / f"{name}.txt").read_text().split()
     return dict(line.split("==") for line in lines if "==" in line)
 
 
 def test_every_row_has_its_program() -> None:
-    """And every program its row; a test runs it there, at the version that the row names."""
+    """Every program has a row and every row a program; a test runs it, at the row's version."""
     rows = ROW.findall(PAGE.read_text())
     programs = {program for _, _, program, _ in rows}
     assert programs == {path.name for path in PROGRAMS.iterdir() if path.is_file()}
@@ -30,7 +30,7 @@ def test_every_row_has_its_program() -> None:
         "CI": (HERE / "test_clients.py").read_text(),
         "nightly": (HERE / "test_nightly_clients.py").read_text(),
     }
-    for package, version, program, when in rows:
-        assert pinned(program, when)[package] == version, program
+    for package, version, program, schedule in rows:
+        assert versions_of(program, schedule)[package] == version, program
         name = program.removeprefix("with_").removesuffix(".py")
-        assert f'"{program}"' in tests[when] or f'"{name}"' in tests[when], program
+        assert f'"{program}"' in tests[schedule] or f'"{name}"' in tests[schedule], program

@@ -1,4 +1,4 @@
-"""Clients that people have, unchanged, against one server with the bundled models."""
+"""Widely used clients, unchanged, against one server with the bundled models."""
 
 from __future__ import annotations
 
@@ -12,48 +12,48 @@ import httpx2
 import pytest
 from openai import AsyncOpenAI, InternalServerError, OpenAI
 
-from tests.clients.conftest import ASKED, QUESTIONS, SEARCH
-from tests.clients.environment import HERE, told
+from tests.clients.conftest import MESSAGES, QUESTIONS, SEARCH
+from tests.clients.environment import HERE, run_program
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.mark.parametrize("program", ["with_openai.py", "with_openai.mjs"])
 def test_the_client_that_most_have(url: str, expected: dict[str, str], program: str) -> None:
-    """openai for Python and for Node: chat, completions and responses say the same streamed."""
-    found = told(program, url, QUESTIONS[0])
-    assert "sprig:rebase-4" in found["models"]
-    assert found["whole"] == found["streamed"] == expected["plain"]
-    assert found["response"] == found["response_streamed"] == expected["plain"]
-    assert found["search"] == expected["search"]
-    assert found["completion"]
+    """openai for Python and Node: chat, completions and responses, whole and streamed, agree."""
+    output = run_program(program, url, QUESTIONS[0])
+    assert "sprig:rebase-4" in output["models"]
+    assert output["whole"] == output["streamed"] == expected["plain"]
+    assert output["response"] == output["response_streamed"] == expected["plain"]
+    assert output["search"] == expected["search"]
+    assert output["completion"]
     if program.endswith(".py"):
-        assert found["completion_streamed"] == found["completion"]
-        assert found["response_status"] == "incomplete"
-        assert found["last_event"] == "response.incomplete"
+        assert output["completion_streamed"] == output["completion"]
+        assert output["response_status"] == "incomplete"
+        assert output["last_event"] == "response.incomplete"
     else:
-        assert found["helper"] == expected["plain"]
-        assert found["refused"] == [400, "search.wdith"]
+        assert output["helper"] == expected["plain"]
+        assert output["refused"] == [400, "search.wdith"]
 
 
 def test_ai_sdk(url: str, expected: dict[str, str]) -> None:
-    """The Vercel AI SDK by its provider for compatible servers, and by OpenAI's, whose default is
-    the Responses API and which knows of no seed there. A stream is one text from end to end."""
-    found = told("with_ai_sdk.mjs", url, QUESTIONS[0])
-    assert found["whole"] == found["chat"] == found["streamed"]["text"] == expected["plain"]
-    assert found["usage"] == found["streamed"]["usage"] == 24
-    assert found["finish_reason"] == "length"
+    """The Vercel AI SDK by its provider for compatible servers, and by OpenAI's provider, which
+    uses the Responses API and sends no seed there. A stream is a single text part."""
+    output = run_program("with_ai_sdk.mjs", url, QUESTIONS[0])
+    assert output["whole"] == output["chat"] == output["streamed"]["text"] == expected["plain"]
+    assert output["usage"] == output["streamed"]["usage"] == 24
+    assert output["finish_reason"] == "length"
     parts = ["start", "start-step", "text-start", "text-delta", "text-end"]
     for name in ("streamed", "response_streamed"):
-        assert found[name]["kinds"] == [*parts, "finish-step", "finish"]
-    assert found["response"]
-    assert found["response_streamed"]["usage"] == 24
-    assert found["search"] == expected["search"]
-    assert "The answer is" in found["aliased"]
+        assert output[name]["kinds"] == [*parts, "finish-step", "finish"]
+    assert output["response"]
+    assert output["response_streamed"]["usage"] == 24
+    assert output["search"] == expected["search"]
+    assert "The answer is" in output["aliased"]
 
 
 def is_answer(value: Any) -> bool:
-    """Whether something has the two fields that the programs ask for, and no other."""
+    """Return whether a value has the two fields that the programs ask for, and no other."""
     return isinstance(value, dict) and {k: type(v) for k, v in value.items()} == ANSWER
 
 
@@ -61,99 +61,99 @@ ANSWER = {"first": int, "last": bool}
 
 
 def test_typed_replies_and_calls_by_openai(url: str) -> None:
-    """``.parse`` and tools by name, plain and searched, chat and responses: all fit the type."""
-    found = told("typed_with_openai.py", url, QUESTIONS[0])
-    assert found.pop("finish_reason") == "tool_calls"
-    assert found["streamed"] == found["called"]
-    assert [name for name, value in found.items() if not is_answer(value)] == []
+    """``.parse`` and named tools, plain and searched, chat and responses: all fit the type."""
+    output = run_program("typed_with_openai.py", url, QUESTIONS[0])
+    assert output.pop("finish_reason") == "tool_calls"
+    assert output["streamed"] == output["called"]
+    assert [name for name, value in output.items() if not is_answer(value)] == []
 
 
 def test_typed_replies_and_calls_by_langchain(url: str) -> None:
-    """Its three methods of structured output, and a bound tool, streamed too."""
-    found = told("typed_with_langchain.py", url, QUESTIONS[0])
-    assert found.pop("json_mode")
-    assert found["streamed"] == found["bound"]
-    assert [name for name, value in found.items() if not is_answer(value)] == []
+    """LangChain's three methods of structured output, and a bound tool, also streamed."""
+    output = run_program("typed_with_langchain.py", url, QUESTIONS[0])
+    assert output.pop("json_mode")
+    assert output["streamed"] == output["bound"]
+    assert [name for name, value in output.items() if not is_answer(value)] == []
 
 
 def test_typed_replies_and_calls_by_ai_sdk(url: str) -> None:
-    """``generateObject``, ``streamObject`` and required tools by each of its three ways to ask."""
-    for one in told("typed_with_ai_sdk.mjs", url, QUESTIONS[0]).values():
-        assert one.pop("reason") == "tool-calls"
-        assert [name for name, value in one.items() if not is_answer(value)] == []
+    """``generateObject``, ``streamObject`` and required tools by each of its three models."""
+    for output in run_program("typed_with_ai_sdk.mjs", url, QUESTIONS[0]).values():
+        assert output.pop("reason") == "tool-calls"
+        assert [name for name, value in output.items() if not is_answer(value)] == []
 
 
 def test_typed_replies_and_calls_by_litellm(url: str) -> None:
     """A pydantic model as ``response_format``, and a tool that must be called."""
-    found = told("typed_with_litellm.py", url, QUESTIONS[0])
-    assert found["finish_reason"] == "tool_calls"
-    assert is_answer(found["typed"])
-    assert is_answer(found["called"])
+    output = run_program("typed_with_litellm.py", url, QUESTIONS[0])
+    assert output["finish_reason"] == "tool_calls"
+    assert is_answer(output["typed"])
+    assert is_answer(output["called"])
 
 
 async def test_openai(url: str, expected: dict[str, str]) -> None:
-    """Sync, async and streamed they say the same; ids, unknown keys and usage come through."""
-    asked: Any = {"model": "sprig", "messages": ASKED, "seed": 3, "max_tokens": 24}
+    """Sync, async and streamed replies agree; ids, unknown keys and usage come through."""
+    request: Any = {"model": "sprig", "messages": MESSAGES, "seed": 3, "max_tokens": 24}
     with OpenAI(base_url=url, api_key="any") as client:
-        whole = client.chat.completions.create(**asked)
-        stream = client.chat.completions.create(**asked, stream=True)
+        whole = client.chat.completions.create(**request)
+        stream = client.chat.completions.create(**request, stream=True)
         streamed = "".join(chunk.choices[0].delta.content or "" for chunk in stream)
     assert whole.choices[0].message.content == streamed == expected["plain"]
     assert whole._request_id
     assert (whole.model_extra or {})["seed"] == 3
     async with AsyncOpenAI(base_url=url, api_key="any") as client:
-        found = await client.chat.completions.create(
+        search_stream = await client.chat.completions.create(
             model="sprig",
-            messages=ASKED,
+            messages=MESSAGES,
             stream=True,
             stream_options={"include_usage": True},
             extra_body={"search": SEARCH},
         )
-        chunks = [chunk async for chunk in found]
+        chunks = [chunk async for chunk in search_stream]
     assert all(chunk.choices is not None for chunk in chunks)
-    said = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
-    assert said == expected["search"]
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert text == expected["search"]
     assert chunks[-1].usage is not None
     assert (chunks[-2].model_extra or {})["search"]["answer"]
 
 
 def test_a_search_that_came_to_nothing_is_not_tried_three_times(url: str) -> None:
-    """OpenAI's client repeats a 504 twice by itself, unless it is told not to."""
-    asked: list[httpx2.Request] = []
+    """OpenAI's client repeats a 504 twice by itself, unless the response tells it not to."""
+    requests: list[httpx2.Request] = []
     with (
-        httpx2.Client(event_hooks={"request": [asked.append]}) as http,
+        httpx2.Client(event_hooks={"request": [requests.append]}) as http,
         OpenAI(base_url=url, api_key="any", http_client=http) as client,
-        pytest.raises(InternalServerError) as told,
+        pytest.raises(InternalServerError) as error,
     ):
         client.chat.completions.create(
-            model="sprig", messages=ASKED, extra_body={"search": {"deadline_ms": 1}}
+            model="sprig", messages=MESSAGES, extra_body={"search": {"deadline_ms": 1}}
         )
-    assert told.value.status_code == 504
-    assert len(asked) == 1
+    assert error.value.status_code == 504
+    assert len(requests) == 1
 
 
 def test_langchain(url: str, expected: dict[str, str]) -> None:
-    """``ChatOpenAI``: ``extra_body`` searches, batches go side by side, a call that the
-    bundled model could only choose to make is refused.
-    ``OpenAI`` sends prompts in one list."""
-    found = told("with_langchain.py", url, QUESTIONS[0])
-    assert found["whole"] == found["streamed"] == expected["plain"]
-    assert found["search"] == found["search_streamed"] == expected["search"]
-    assert found["batch"] == [expected["plain"]] * 3
-    assert found["listed"] == found["apart"]
-    assert found["finish_reason"] == "length"
-    assert found["usage"] == found["streamed_usage"]
-    assert found["usage"]["output_tokens"] == 24
-    assert found["refused"] == "tool_choice"
+    """``ChatOpenAI``: ``extra_body`` searches, batches run side by side, and a tool that the
+    bundled model would only be free to call is refused. ``OpenAI`` sends its prompts in one
+    list."""
+    output = run_program("with_langchain.py", url, QUESTIONS[0])
+    assert output["whole"] == output["streamed"] == expected["plain"]
+    assert output["search"] == output["search_streamed"] == expected["search"]
+    assert output["batch"] == [expected["plain"]] * 3
+    assert output["listed"] == output["apart"]
+    assert output["finish_reason"] == "length"
+    assert output["usage"] == output["streamed_usage"]
+    assert output["usage"]["output_tokens"] == 24
+    assert output["refused"] == "tool_choice"
 
 
 def test_litellm(url: str, expected: dict[str, str]) -> None:
-    """Parameters that it does not know pass through; its map of exceptions reads our errors."""
-    found = told("with_litellm.py", url, QUESTIONS[0])
-    assert found["whole"] == found["streamed"] == expected["plain"]
-    assert found["search"] == expected["search"]
-    assert found["usage"] == [24, 24]
-    assert found["errors"] == {
+    """Parameters that LiteLLM does not know pass through; it maps our errors to its exceptions."""
+    output = run_program("with_litellm.py", url, QUESTIONS[0])
+    assert output["whole"] == output["streamed"] == expected["plain"]
+    assert output["search"] == expected["search"]
+    assert output["usage"] == [24, 24]
+    assert output["errors"] == {
         "model": "NotFoundError",
         "field": "BadRequestError",
         "context": "ContextWindowExceededError",
@@ -162,49 +162,49 @@ def test_litellm(url: str, expected: dict[str, str]) -> None:
 
 def test_its_hub(url: str) -> None:
     """Another test-time library votes over our plain replies, or over whole searches by alias."""
-    found = told("with_its_hub.py", url, QUESTIONS[0])
-    assert "The answer is" in found["searched"]
-    assert found["reply"]
+    output = run_program("with_its_hub.py", url, QUESTIONS[0])
+    assert "The answer is" in output["searched"]
+    assert output["reply"]
 
 
 def test_its_hub_with_our_reward_model(url: str) -> None:
-    """Its beam search and its particle filter ask ``/v1/score`` of all their beams at once."""
-    found = told("with_its_hub_prm.py", url, QUESTIONS[0])
-    assert len(found["beam"]) == 4
-    assert all(0 <= score <= 1 for score in found["beam"])
-    assert max(found["calls"]) == 4
-    assert found["particles"] == 3
-    assert found["beam_reply"]
-    assert found["particle_reply"]
+    """Its beam search and particle filter ask ``/v1/score`` for all beams at once."""
+    output = run_program("with_its_hub_prm.py", url, QUESTIONS[0])
+    assert len(output["beam"]) == 4
+    assert all(0 <= score <= 1 for score in output["beam"])
+    assert max(output["calls"]) == 4
+    assert output["particles"] == 3
+    assert output["beam_reply"]
+    assert output["particle_reply"]
 
 
 def test_lm_eval(url: str, clients: Path, tmp_path: Path) -> None:
-    """``local-chat-completions``, ten items, offline: always at temperature 0, with an empty list
-    of stops; the search's diversity is its own."""
+    """``local-chat-completions`` on ten items, offline: it sends temperature 0 and an empty list of
+    stops; the search draws at a temperature of its own."""
     items = [json.dumps({"question": text, "answer": "24"}) for text in QUESTIONS]
     (tmp_path / "ten.jsonl").write_text("\n".join(items))
     task = (HERE / "ten.yaml").read_text().replace("TEN", str(tmp_path / "ten.jsonl"))
     (tmp_path / "ten.yaml").write_text(task)
-    where = f"model=sprig,base_url={url}/chat/completions,num_concurrent=2,timeout=300"
+    model_args = f"model=sprig,base_url={url}/chat/completions,num_concurrent=2,timeout=300"
     command = [clients / "lm-eval", "run", "--model", "local-chat-completions"]
-    command += ["--model_args", where, "--tasks", "ten", "--include_path", tmp_path]
+    command += ["--model_args", model_args, "--tasks", "ten", "--include_path", tmp_path]
     command += ["--apply_chat_template", "--output_path", tmp_path / "out", "--gen_kwargs"]
     command += [json.dumps({"search": {"policy": "rebase", "width": 4, "seed": 1}})]
     offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HOME": str(tmp_path)}
-    done = subprocess.run(
+    process = subprocess.run(
         command, capture_output=True, text=True, check=False, env=os.environ | offline
     )
-    assert done.returncode == 0, done.stderr
-    (result,) = tmp_path.rglob("results_*.json")
-    found = json.loads(result.read_text())
-    assert found["n-samples"]["ten"]["effective"] == 10
-    assert found["results"]["ten"]["exact_match,answer"] >= 0.5
+    assert process.returncode == 0, process.stderr
+    (results_file,) = tmp_path.rglob("results_*.json")
+    results = json.loads(results_file.read_text())
+    assert results["n-samples"]["ten"]["effective"] == 10
+    assert results["results"]["ten"]["exact_match,answer"] >= 0.5
 
 
 def test_curl(url: str) -> None:
-    """A stream line by line, with what guidellm and bench_serving send: each line that is not empty
-    is ``data:`` and JSON, or [DONE]; they parse all of them."""
-    body = {"model": "sprig", "messages": ASKED, "stream": True, "search": SEARCH}
+    """A stream read line by line, with the fields that guidellm and bench_serving send: each
+    nonempty line is ``data:`` and JSON, or [DONE], as their parsers need."""
+    body = {"model": "sprig", "messages": MESSAGES, "stream": True, "search": SEARCH}
     body |= {"stop": None, "ignore_eos": True, "max_completion_tokens": 200}
     body |= {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
     curl = ["curl", "-sSN", "-H", "content-type: application/json", "-d", json.dumps(body)]

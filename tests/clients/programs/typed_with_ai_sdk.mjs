@@ -11,24 +11,24 @@ const compatible = createOpenAICompatible({
 });
 const openai = createOpenAI(options);
 const schema = z.object({ first: z.int(), last: z.boolean() });
-const asked = { prompt, maxRetries: 0 };
+const request = { prompt, maxRetries: 0 };
 const answer = tool({ description: "Takes the answer.", inputSchema: schema });
-const forced = { ...asked, tools: { answer }, toolChoice: "required" };
+const forced = { ...request, tools: { answer }, toolChoice: "required" };
 
 const models = { compatible: compatible("sprig"), chat: openai.chat("sprig"), response: openai("sprig") };
-const found = {};
+const output = {};
 for (const [name, model] of Object.entries(models)) {
-  const whole = await generateObject({ model, schema, ...asked });
-  const stream = streamObject({ model, schema, ...asked });
+  const whole = await generateObject({ model, schema, ...request });
+  const stream = streamObject({ model, schema, ...request });
   for await (const _ of stream.partialObjectStream);
   const streamed = await stream.object;
   const called = await generateText({ model, ...forced });
   const calling = streamText({ model, ...forced });
   await calling.consumeStream();
   const calls = await calling.toolCalls;
-  found[name] = {
+  output[name] = {
     whole: whole.object, streamed, called: called.toolCalls[0].input, reason: called.finishReason,
     streamed_call: calls[0].input,
   };
 }
-console.log(JSON.stringify(found));
+console.log(JSON.stringify(output));

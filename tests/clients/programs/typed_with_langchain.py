@@ -24,17 +24,17 @@ typed = {
     method: model.with_structured_output(Answer, method=method)
     for method in ("json_schema", "function_calling")
 }
-found = {name: one.invoke(question).model_dump() for name, one in typed.items()}
+output = {name: runnable.invoke(question).model_dump() for name, runnable in typed.items()}
 for seed in range(50):  # a toy that may write any object seldom comes to its end
     mode = ChatOpenAI(base_url=url, api_key="any", model="sprig", seed=seed, max_tokens=64)
     with suppress(openai.LengthFinishReasonError):
         object_ = mode.with_structured_output(None, method="json_mode").invoke(question)
         break
-found["json_mode"] = isinstance(object_, dict)
+output["json_mode"] = isinstance(object_, dict)
 bound = model.bind_tools([Answer], tool_choice="any")
-found["bound"] = bound.invoke(question).tool_calls[0]["args"]
+output["bound"] = bound.invoke(question).tool_calls[0]["args"]
 total = None
 for piece in bound.stream(question):
     total = piece if total is None else total + piece
-found["streamed"] = total.tool_calls[0]["args"]
-print(json.dumps(found))
+output["streamed"] = total.tool_calls[0]["args"]
+print(json.dumps(output))

@@ -20,14 +20,14 @@ class Answer(BaseModel):
 
 url, question = sys.argv[1:]
 client = OpenAI(base_url=url, api_key="any")
-asked = {"model": "sprig", "messages": [{"role": "user", "content": question}], "seed": 3}
+request = {"model": "sprig", "messages": [{"role": "user", "content": question}], "seed": 3}
 search = {"search": {"policy": "rebase", "width": 2, "seed": 11}}
 tool = openai.pydantic_function_tool(Answer)
-named = {"type": "function", "function": {"name": "Answer"}}
-common = {**asked, "tools": [tool], "tool_choice": named}
+tool_choice = {"type": "function", "function": {"name": "Answer"}}
+common = {**request, "tools": [tool], "tool_choice": tool_choice}
 
-parsed = client.chat.completions.parse(**asked, response_format=Answer)
-found = client.chat.completions.parse(**asked, response_format=Answer, extra_body=search)
+parsed = client.chat.completions.parse(**request, response_format=Answer)
+parsed_search = client.chat.completions.parse(**request, response_format=Answer, extra_body=search)
 response = client.responses.parse(model="sprig", input=question, text_format=Answer)
 called = client.chat.completions.parse(**common).choices[0]
 with client.chat.completions.stream(**common) as stream:
@@ -44,7 +44,7 @@ print(
     json.dumps(
         {
             "parsed": parsed.choices[0].message.parsed.model_dump(),
-            "searched": found.choices[0].message.parsed.model_dump(),
+            "searched": parsed_search.choices[0].message.parsed.model_dump(),
             "response": response.output_parsed.model_dump(),
             "called": called.message.tool_calls[0].function.parsed_arguments.model_dump(),
             "finish_reason": called.finish_reason,

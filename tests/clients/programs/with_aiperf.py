@@ -14,16 +14,16 @@ with tempfile.TemporaryDirectory() as folder:
     command += ["--request-count", "8", "--concurrency", "2", "--tokenizer", MODEL]
     command += ["--synthetic-input-tokens-mean", "16", "--output-tokens-mean", "16"]
     command += ["--artifact-dir", folder, "--ui", "none"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    [told] = Path(folder).rglob("profile_export_aiperf.json")
-    found = json.loads(told.read_text())
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stdout[-2000:] + process.stderr[-2000:]
+    [report_file] = Path(folder).rglob("profile_export_aiperf.json")
+    report = json.loads(report_file.read_text())
 print(
     json.dumps(
         {
-            "requests": found["request_count"]["avg"],
-            "errors": (found.get("error_request_count") or {"avg": 0})["avg"],
-            "first_token": found["time_to_first_token"]["avg"] > 0,
+            "requests": report["request_count"]["avg"],
+            "errors": (report.get("error_request_count") or {"avg": 0})["avg"],
+            "first_token": report["time_to_first_token"]["avg"] > 0,
         }
     )
 )

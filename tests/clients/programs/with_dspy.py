@@ -13,9 +13,9 @@ searching = dspy.LM("openai/sprig", **common, extra_body={"search": search})
 responding = dspy.LM("openai/sprig", **common, model_type="responses", max_tokens=24)
 
 
-def text(found) -> str:
-    """Of the first choice."""
-    return found[0]["text"] if isinstance(found[0], dict) else found[0]
+def text(choices) -> str:
+    """Return the text of the first choice."""
+    return choices[0]["text"] if isinstance(choices[0], dict) else choices[0]
 
 
 print(

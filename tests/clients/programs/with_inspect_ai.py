@@ -16,14 +16,14 @@ task = Task(dataset=samples, solver=generate(), scorer=includes())
 
 
 def accuracy(model: str, **config) -> tuple[str, float, int]:
-    """How an evaluation ended, what it came to, and the tokens that were drawn for it."""
-    served = get_model(
+    """Run an evaluation; return its status, its accuracy and the number of generated tokens."""
+    served_model = get_model(
         model, base_url=url, api_key="any", config=GenerateConfig(seed=3, **config), memoize=False
     )
     with tempfile.TemporaryDirectory() as folder:
-        [log] = eval(task, model=served, log_dir=folder, display="none")
-    drawn = sum(usage.output_tokens for usage in log.stats.model_usage.values())
-    return log.status, log.results.scores[0].metrics["accuracy"].value, drawn
+        [log] = eval(task, model=served_model, log_dir=folder, display="none")
+    tokens = sum(usage.output_tokens for usage in log.stats.model_usage.values())
+    return log.status, log.results.scores[0].metrics["accuracy"].value, tokens
 
 
 print(

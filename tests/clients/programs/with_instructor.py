@@ -18,10 +18,10 @@ class Answer(BaseModel):
 
 
 url, question = sys.argv[1:]
-asked = {"model": "sprig", "messages": [{"role": "user", "content": question}], "seed": 3}
-found = {}
+request = {"model": "sprig", "messages": [{"role": "user", "content": question}], "seed": 3}
+replies = {}
 for mode in (instructor.Mode.TOOLS, instructor.Mode.JSON_SCHEMA):
     client = instructor.from_openai(OpenAI(base_url=url, api_key="any"), mode=mode)
-    found[mode.name] = client.create(response_model=Answer, max_retries=0, **asked).model_dump()
-whole = client.create(response_model=None, max_tokens=24, **asked)
-print(json.dumps(found | {"whole": whole.choices[0].message.content}))
+    replies[mode.name] = client.create(response_model=Answer, max_retries=0, **request).model_dump()
+whole = client.create(response_model=None, max_tokens=24, **request)
+print(json.dumps(replies | {"whole": whole.choices[0].message.content}))

@@ -9,12 +9,12 @@ url, question = sys.argv[1:]
 
 
 def vote(model: str) -> str:
-    """The reply that its vote picks of four."""
+    """Return the reply that its self-consistency picks of four."""
     client = OpenAICompatibleLanguageModel(
         url, "any", model, max_completion_tokens=120, temperature=1.0
     )
-    found = SelfConsistency().infer(client, question, budget=4)
-    return found["content"] if isinstance(found, dict) else found
+    reply = SelfConsistency().infer(client, question, budget=4)
+    return reply["content"] if isinstance(reply, dict) else reply
 
 
 print(json.dumps({"reply": vote("sprig"), "searched": vote("sprig:rebase-4")}))

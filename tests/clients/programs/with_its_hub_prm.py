@@ -1,6 +1,6 @@
 """its-hub's beam search and particle filter with our reward model by HTTP. Prints JSON.
 
-its-hub's own process reward model needs vLLM in its process; any other one is a class like this.
+its-hub's own process reward model needs vLLM in its process; any other is a class like this one.
 """
 
 import asyncio
@@ -19,19 +19,19 @@ calls = []
 
 
 class HedgerowRewards(AbstractProcessRewardModel):
-    """One reward a reply as far as it goes, of its last step."""
+    """Returns one reward for each partial reply: that of its last step."""
 
     def score(self, prompt_or_messages, steps):
-        """Of one reply or several."""
-        asked = {"model": "sprig", "text_1": str(prompt_or_messages), "text_2": steps}
-        told = requests.post(f"{url}/score", json=asked, timeout=300)
-        told.raise_for_status()
-        scores = [row["score"] for row in told.json()["data"]]
+        """Score one reply, or several in one request."""
+        body = {"model": "sprig", "text_1": str(prompt_or_messages), "text_2": steps}
+        response = requests.post(f"{url}/score", json=body, timeout=300)
+        response.raise_for_status()
+        scores = [row["score"] for row in response.json()["data"]]
         calls.append(len(scores))
         return scores[0] if isinstance(steps, str) else scores
 
     async def ascore(self, prompt_or_messages, steps):
-        """The same."""
+        """Run ``score`` in a thread."""
         return await asyncio.to_thread(self.score, prompt_or_messages, steps)
 
 

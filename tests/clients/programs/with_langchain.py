@@ -1,4 +1,4 @@
-"""LangChain's ChatOpenAI and OpenAI: invoke, stream, batch, errors. Prints what it got as JSON."""
+"""LangChain's ChatOpenAI and OpenAI: invoke, stream, batch, errors. Prints the replies as JSON."""
 
 import json
 import sys
@@ -10,24 +10,24 @@ url, question = sys.argv[1:]
 search = {"search": {"policy": "rebase", "width": 2, "seed": 11}}
 plain = ChatOpenAI(base_url=url, api_key="any", model="sprig", max_tokens=24, seed=3)
 searching = ChatOpenAI(base_url=url, api_key="any", model="sprig", extra_body=search)
-counted = ChatOpenAI(base_url=url, api_key="any", model="sprig", seed=3, stream_usage=True)
+with_usage = ChatOpenAI(base_url=url, api_key="any", model="sprig", seed=3, stream_usage=True)
 
 whole = plain.invoke(question)
 pieces = list(plain.stream(question))
-found = searching.invoke(question)
+search_reply = searching.invoke(question)
 streamed = list(searching.stream(question))
 texts = OpenAI(base_url=url, api_key="any", model="sprig", max_tokens=8, seed=3, temperature=1)
-listed = texts.generate([question, "13 - 10 = 3"]).generations
+generations = texts.generate([question, "13 - 10 = 3"]).generations
 total = None
-for piece in counted.stream(question, max_tokens=24):
+for piece in with_usage.stream(question, max_tokens=24):
     total = piece if total is None else total + piece
 try:
     plain.bind_tools([{"type": "function", "function": {"name": "f", "parameters": {}}}]).invoke(
         question
     )
-    refused = None
+    refused_param = None
 except openai.BadRequestError as error:
-    refused = error.param
+    refused_param = error.param
 print(
     json.dumps(
         {
@@ -36,12 +36,12 @@ print(
             "finish_reason": whole.response_metadata["finish_reason"],
             "usage": whole.usage_metadata,
             "streamed_usage": total.usage_metadata,
-            "search": found.content,
+            "search": search_reply.content,
             "search_streamed": "".join(str(piece.content) for piece in streamed),
             "batch": [reply.content for reply in plain.batch([question] * 3)],
-            "listed": [replies[0].text for replies in listed],
+            "listed": [replies[0].text for replies in generations],
             "apart": [texts.invoke(prompt) for prompt in (question, "13 - 10 = 3")],
-            "refused": refused,
+            "refused": refused_param,
         }
     )
 )

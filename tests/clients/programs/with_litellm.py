@@ -21,7 +21,7 @@ pieces = list(
         **common, seed=3, max_tokens=24, stream=True, stream_options={"include_usage": True}
     )
 )
-found = litellm.completion(**common, search=search)
+search_reply = litellm.completion(**common, search=search)
 errors = {}
 for name, change in {
     "model": {"model": "openai/oak"},
@@ -38,7 +38,7 @@ print(
             "whole": whole.choices[0].message.content,
             "streamed": "".join(p.choices[0].delta.content or "" for p in pieces if p.choices),
             "usage": [whole.usage.completion_tokens, pieces[-1].usage.completion_tokens],
-            "search": found.choices[0].message.content,
+            "search": search_reply.choices[0].message.content,
             "errors": errors,
         }
     )

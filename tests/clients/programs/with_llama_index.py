@@ -11,14 +11,14 @@ common = {"api_base": url, "api_key": "any", "model": "sprig", "is_chat_model": 
 seeded = OpenAILike(**common, max_tokens=24, additional_kwargs={"seed": 3}, temperature=1.0)
 search = {"extra_body": {"search": {"policy": "rebase", "width": 2, "seed": 11}}}
 searching = OpenAILike(**common, additional_kwargs=search)
-asked = [ChatMessage(role="user", content=question)]
+messages = [ChatMessage(role="user", content=question)]
 print(
     json.dumps(
         {
-            "whole": seeded.chat(asked).message.content,
-            "streamed": "".join(piece.delta or "" for piece in seeded.stream_chat(asked)),
+            "whole": seeded.chat(messages).message.content,
+            "streamed": "".join(piece.delta or "" for piece in seeded.stream_chat(messages)),
             "complete": seeded.complete(question).text,
-            "search": searching.chat(asked).message.content,
+            "search": searching.chat(messages).message.content,
         }
     )
 )

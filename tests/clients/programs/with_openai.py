@@ -8,17 +8,17 @@ from openai import OpenAI
 url, question = sys.argv[1:]
 client = OpenAI(base_url=url, api_key="any")
 short = {"model": "sprig", "seed": 3}
-asked = short | {"messages": [{"role": "user", "content": question}], "max_tokens": 24}
+request = short | {"messages": [{"role": "user", "content": question}], "max_tokens": 24}
 search = {"search": {"policy": "rebase", "width": 2, "seed": 11}}
 
-whole = client.chat.completions.create(**asked)
-chunks = list(client.chat.completions.create(**asked, stream=True))
+whole = client.chat.completions.create(**request)
+chunks = list(client.chat.completions.create(**request, stream=True))
 completion = client.completions.create(**short, prompt=question, max_tokens=8)
 pieces = list(client.completions.create(**short, prompt=question, max_tokens=8, stream=True))
-responded = {"model": "sprig", "input": question, "max_output_tokens": 24}
-response = client.responses.create(**responded, extra_body={"seed": 3})
-events = list(client.responses.create(**responded, stream=True, extra_body={"seed": 3}))
-found = client.responses.create(model="sprig", input=question, extra_body=search)
+response_request = {"model": "sprig", "input": question, "max_output_tokens": 24}
+response = client.responses.create(**response_request, extra_body={"seed": 3})
+events = list(client.responses.create(**response_request, stream=True, extra_body={"seed": 3}))
+search_response = client.responses.create(model="sprig", input=question, extra_body=search)
 print(
     json.dumps(
         {
@@ -33,7 +33,7 @@ print(
                 event.delta for event in events if event.type == "response.output_text.delta"
             ),
             "last_event": events[-1].type,
-            "search": found.output_text,
+            "search": search_response.output_text,
         }
     )
 )

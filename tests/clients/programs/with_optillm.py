@@ -24,15 +24,15 @@ try:
         if "Running on" in line:
             break
     client = OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="any", max_retries=0)
-    said = {}
+    replies = {}
     for approach in ("none", "bon", "self_consistency"):
         reply = client.chat.completions.create(
             model=f"{approach}-sprig",
             messages=[{"role": "user", "content": question}],
             max_tokens=40,
         )
-        said[approach] = reply.choices[0].message.content
+        replies[approach] = reply.choices[0].message.content
 finally:
     proxy.terminate()
     proxy.wait()
-print(json.dumps(said))
+print(json.dumps(replies))

@@ -32,24 +32,24 @@ async def main() -> None:
     whole = await agent.run(question, model_settings=short)
     async with agent.run_stream(question, model_settings=short) as running:
         streamed = [text async for text in running.stream_text()][-1]
-    again = await agent.run(question, message_history=whole.all_messages(), model_settings=short)
+    second = await agent.run(question, message_history=whole.all_messages(), model_settings=short)
     async with agent.run_stream(question, model_settings={"extra_body": search}) as running:
-        found = await running.get_output()
+        search_output = await running.get_output()
         kinds = [part.part_kind for part in running.all_messages()[-1].parts]
     response = await responses.run(
         question, model_settings={"max_tokens": 24, "extra_body": {"seed": 3}}
     )
     typed = {}
-    for way in (ToolOutput, NativeOutput):
-        done = await agent.run(question, output_type=way(Answer), model_settings={"seed": 3})
-        typed[way.__name__] = done.output.model_dump()
+    for wrapper in (ToolOutput, NativeOutput):
+        reply = await agent.run(question, output_type=wrapper(Answer), model_settings={"seed": 3})
+        typed[wrapper.__name__] = reply.output.model_dump()
     print(
         json.dumps(
             {
                 "whole": whole.output,
                 "streamed": streamed,
-                "second_turn": again.usage.input_tokens > whole.usage.input_tokens,
-                "search": found,
+                "second_turn": second.usage.input_tokens > whole.usage.input_tokens,
+                "search": search_output,
                 "parts": kinds,
                 "response": response.output,
                 "typed": typed,
