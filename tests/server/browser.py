@@ -1,4 +1,4 @@
-"""Chromium for tests, and a server on a socket for it to visit."""
+"""Chromium for tests, and a server on a socket that it can visit."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 INSTALL = ["apt-get", "install", "-y", "--no-install-recommends", "chromium"]
 PATIENCE_MS = 60_000
 SCRIPT_ERRORS: list[str] = []
-"""Of all pages visited since a test last emptied it."""
+"""Errors of all pages visited since a test last cleared the list."""
 
 
-class HeldEngine(ScriptedEngine):
-    """Draws a round only once it may, and says what became of its KV: each round, node 1 lost half
-    of its step, got it back in the next, and so on."""
+class GatedEngine(ScriptedEngine):
+    """Draws a round only when the test allows it, and reports KV in turn: in one round half of node
+    1's step is evicted, in the next it is back."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,26 +39,26 @@ class HeldEngine(ScriptedEngine):
         self.rounds = 0
         self.prompt = 0
 
-    def let(self, rounds: int = 1_000) -> None:
-        """Let that many rounds be drawn."""
+    def allow(self, rounds: int = 1_000) -> None:
+        """Allow this number of rounds."""
         self.go.release(rounds)
 
     async def expand(self, tree: str, branches: Sequence[Branch], sampling: Sampling) -> list[Step]:
-        """As scripted, when its turn has come."""
+        """Draw the scripted steps once a round is allowed."""
         await asyncio.to_thread(self.go.acquire)
         self.rounds += 1
         self.prompt = len(branches[0].tokens) if self.rounds == 1 else self.prompt
         return await super().expand(tree, branches, sampling)
 
     def kv_moved(self, tree: str) -> KvMoved | None:
-        """Half of node 1's step, or all of it."""
+        """Report half of node 1's step as cached in odd rounds, all of it in even ones."""
         share = 4 if self.rounds % 2 else 100
         return KvMoved(50 * self.rounds, 1_000, {1: self.prompt + share})
 
 
 @contextmanager
 def serving(engine: ScriptedEngine, **settings: object) -> Iterator[str]:
-    """A server over a scripted engine in a thread; its URL."""
+    """Run a server over a scripted engine in a thread; yield its URL."""
     service = create_service(Settings(**settings), engine, PlainText())
     config = uvicorn.Config(create_app(service), log_level="warning", lifespan="on")
     server = uvicorn.Server(config)
@@ -74,19 +74,19 @@ def serving(engine: ScriptedEngine, **settings: object) -> Iterator[str]:
 
 
 def find_chromium() -> str:
-    """The browser's path, installed if this may be done; without one, the test is skipped."""
-    found = next((path for name in NAMES if (path := shutil.which(name))), None)
-    if found is None and os.geteuid() == 0 and shutil.which("apt-get"):
+    """Return the browser's path; install it if allowed, else skip the test."""
+    executable = next((path for name in NAMES if (path := shutil.which(name))), None)
+    if executable is None and os.geteuid() == 0 and shutil.which("apt-get"):
         subprocess.run(INSTALL, capture_output=True, check=False)
-        found = shutil.which("chromium")
-    if found is None:
+        executable = shutil.which("chromium")
+    if executable is None:
         pytest.skip("no Chromium is there, and it cannot be installed: not root, or no apt-get")
-    return found
+    return executable
 
 
 @contextmanager
 def chromium() -> Iterator[Browser]:
-    """A browser without a window."""
+    """Yield a browser without a window."""
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
             executable_path=find_chromium(), args=["--no-sandbox"], timeout=2 * PATIENCE_MS
@@ -96,7 +96,7 @@ def chromium() -> Iterator[Browser]:
 
 
 def visit(browser: Browser, url: str, *, width: int = 1280, scheme: str = "light") -> Page:
-    """The playground, ready; what fails in its scripts goes to ``SCRIPT_ERRORS``."""
+    """Open the playground and wait until it is ready; script errors go to ``SCRIPT_ERRORS``."""
     page = browser.new_page(
         viewport={"width": width, "height": 900},
         color_scheme=scheme,  # type: ignore[arg-type]
@@ -109,7 +109,7 @@ def visit(browser: Browser, url: str, *, width: int = 1280, scheme: str = "light
     return page
 
 
-def parsed(page: Page, question: str = "What?", **dials: str) -> None:
+def submit(page: Page, question: str = "What?", **dials: str) -> None:
     """Fill in the form and press the button."""
     page.fill("#question", question)
     for name, value in dials.items():
@@ -120,6 +120,6 @@ def parsed(page: Page, question: str = "What?", **dials: str) -> None:
     page.click("#run")
 
 
-def done(page: Page, panes: int = 1) -> None:
-    """Wait until so many panes show a search that is done."""
+def wait_for_done(page: Page, panes: int = 1) -> None:
+    """Wait until ``panes`` panes show a search that is done."""
     page.locator(".pane[data-state=done]").nth(panes - 1).wait_for()

@@ -33,12 +33,12 @@ BASE = "http://hedgerow"
 
 
 def question(text: str = "What is it?") -> list[ChatCompletionMessageParam]:
-    """Messages with one question."""
+    """Return messages with one question."""
     return [{"role": "user", "content": text}]
 
 
 def in_time(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, Coroutine[Any, Any, None]]:
-    """A test that waits for what never comes fails, after five seconds."""
+    """Let a test fail after five seconds instead of waiting forever."""
 
     @wraps(test)
     async def bounded(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -49,11 +49,11 @@ def in_time(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, Corouti
 
 
 def saying(reply: str) -> Callable[[Branch], str]:
-    """For plain completions: whatever is asked, ``reply`` is said, wherever a piece begins."""
-    first: dict[int, int] = {}
+    """Return a script that continues ``reply`` from wherever a piece begins, for any prompt."""
+    starts: dict[int, int] = {}
 
     def say(branch: Branch) -> str:
-        start = first.setdefault(branch.seed, len(branch.tokens))
+        start = starts.setdefault(branch.seed, len(branch.tokens))
         return reply[len(branch.tokens) - start :]
 
     return say
@@ -72,7 +72,7 @@ class PlainText:
         open_reply: bool = False,
         tools: Sequence[dict[str, Any]] | None = None,
     ) -> list[int]:
-        """One line a message, after those of the tools and before those of the calls in it."""
+        """One line per message, after one line per tool; a message's calls follow it."""
         lines = [f"tool: {tool['function']['name']}\n" for tool in tools or ()]
         for message in messages:
             lines.append(f"{message['role']}: {message['content']}\n")
@@ -82,37 +82,37 @@ class PlainText:
         return list(encode(text[:-1] if open_reply else text))
 
     def encode(self, text: str) -> list[int]:
-        """The text alone."""
+        """Encode the text alone."""
         return list(encode(text))
 
     def encode_prompt(self, text: str) -> list[int]:
-        """The same."""
+        """Encode the text alone."""
         return self.encode(text)
 
     def encode_step(self, words: str, delimiter: str) -> list[int]:
-        """The same."""
+        """Encode the words without the delimiter."""
         return self.encode(words)
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The characters."""
+        """Return the characters."""
         return decode(tokens)
 
     def piece(self, token: int) -> bytes:
-        """The character's."""
+        """Return the character's bytes."""
         return decode([token]).encode()
 
     def spelling(self, token: int) -> bytes:
-        """The same."""
+        """Return the character's bytes."""
         return self.piece(token)
 
     def another(self) -> PlainText:
-        """It bears any number of users."""
+        """Return itself, which any number of users may share."""
         return self
 
 
 @pytest.fixture
 def settings(request: pytest.FixtureRequest) -> Settings:
-    """The defaults; a test changes fields by indirect parameters."""
+    """The defaults; a test changes fields by an indirect parameter."""
     return Settings(**getattr(request, "param", {}))
 
 
@@ -129,7 +129,7 @@ def app(settings: Settings, engine: ScriptedEngine) -> FastAPI:
 
 
 def client_over(app: FastAPI) -> httpx2.AsyncClient:
-    """A client of the app without sockets."""
+    """Return a client of the app, without sockets."""
     return httpx2.AsyncClient(transport=httpx2.ASGITransport(app=app), base_url=BASE, timeout=60)
 
 
@@ -143,7 +143,7 @@ async def http(app: FastAPI) -> AsyncIterator[httpx2.AsyncClient]:
 async def refusal(
     http: httpx2.AsyncClient, path: str, body: dict[str, Any], status: int = 400
 ) -> dict[str, Any]:
-    """The error that a request gets, in OpenAI's shape."""
+    """Post a body that is refused, and return the error in OpenAI's shape."""
     headers = {"content-type": "application/json"}
     answer = await http.post(path, content=json.dumps(body), headers=headers)
     assert answer.status_code == status, answer.text
@@ -156,38 +156,38 @@ def openai(http: httpx2.AsyncClient) -> AsyncOpenAI:
     return AsyncOpenAI(base_url=f"{BASE}/v1", api_key="any", http_client=http, max_retries=0)
 
 
-async def chat(openai: AsyncOpenAI, words: str = "What is it?", **asked: Any) -> ChatCompletion:
-    """The reply to a question; ``asked``: further fields of the request, OpenAI's and our own."""
-    model, messages = asked.pop("model", "sprig"), asked.pop("messages", question(words))
+async def chat(openai: AsyncOpenAI, words: str = "What is it?", **fields: Any) -> ChatCompletion:
+    """Ask a question and return the reply; ``fields`` are further fields of the request."""
+    model, messages = fields.pop("model", "sprig"), fields.pop("messages", question(words))
     create = openai.chat.completions.create
-    return await create(model=model, messages=messages, extra_body=asked)
+    return await create(model=model, messages=messages, extra_body=fields)
 
 
-async def chunks(openai: AsyncOpenAI, **asked: Any) -> list[ChatCompletionChunk]:
-    """The stream of the reply to a question, likewise, to its end."""
+async def chunks(openai: AsyncOpenAI, **fields: Any) -> list[ChatCompletionChunk]:
+    """Ask the question as a stream and return all chunks; ``fields`` as above."""
     create = openai.chat.completions.create
-    stream = await create(model="sprig", messages=question(), stream=True, extra_body=asked)
+    stream = await create(model="sprig", messages=question(), stream=True, extra_body=fields)
     return [chunk async for chunk in stream]
 
 
-def joined(stream: Iterable[Any]) -> dict[int, str]:
-    """What the chunks of a chat or of text completions add up to, by choice."""
+def concat(stream: Iterable[Any]) -> dict[int, str]:
+    """Join the texts of a stream of chat or text completion chunks, by choice."""
     texts: dict[int, str] = {}
     for chunk in stream:
         for choice in chunk.choices:
-            said = choice.text if hasattr(choice, "text") else choice.delta.content
-            texts[choice.index] = texts.get(choice.index, "") + (said or "")
+            text = choice.text if hasattr(choice, "text") else choice.delta.content
+            texts[choice.index] = texts.get(choice.index, "") + (text or "")
     return texts
 
 
-def search_of(done: BaseModel) -> dict[str, Any]:
-    """The response's own search object."""
-    return (done.model_extra or {})["search"]
+def search_of(completion: BaseModel) -> dict[str, Any]:
+    """Return the ``search`` object of a response."""
+    return (completion.model_extra or {})["search"]
 
 
 @asynccontextmanager
 async def serving(app: FastAPI) -> AsyncIterator[int]:
-    """The app behind a socket of this machine, as the server has it; its port."""
+    """Serve the app on a local socket, as the server does; yield its port."""
     listener = listen("127.0.0.1", 0)
     settings = app.state.service.settings
     heads = guarded(Connections(settings.max_connections), settings.head_seconds)
@@ -203,18 +203,18 @@ async def serving(app: FastAPI) -> AsyncIterator[int]:
 
 
 class Call:
-    """One raw ASGI request whose answer can be watched as it comes, and whose client can leave.
+    """A raw ASGI request: a test reads its response as it comes, and may disconnect.
 
     Its body comes in ``pieces``, each a step of the event loop after the one before.
     """
 
     def __init__(self, app: FastAPI, path: str, body: dict[str, Any], *, pieces: int = 1) -> None:
-        self.sent: list[dict[str, Any]] = []
-        self.arrived = asyncio.Condition()
-        self.left = asyncio.Event()
-        sent = json.dumps(body).encode()
-        cuts = [len(sent) * i // pieces for i in range(pieces + 1)]
-        self._body = [sent[a:b] for a, b in pairwise(cuts)]
+        self.messages: list[dict[str, Any]] = []
+        self.arrival = asyncio.Condition()
+        self.disconnect = asyncio.Event()
+        content = json.dumps(body).encode()
+        cuts = [len(content) * i // pieces for i in range(pieces + 1)]
+        self._body = [content[a:b] for a, b in pairwise(cuts)]
         scope = {
             "type": "http",
             "asgi": {"version": "3.0", "spec_version": "2.3"},
@@ -230,31 +230,31 @@ class Call:
 
     @property
     def body(self) -> bytes:
-        """What has arrived so far."""
-        return b"".join(message.get("body", b"") for message in self.sent)
+        """The response's bytes so far."""
+        return b"".join(message.get("body", b"") for message in self.messages)
 
     @property
-    def ended(self) -> bool:
-        """Whether the body was ended properly."""
-        last = self.sent[-1] if self.sent else {}
-        return last.get("type") == "http.response.body" and not last.get("more_body")
+    def complete(self) -> bool:
+        """Whether the response's body was ended properly."""
+        message = self.messages[-1] if self.messages else {}
+        return message.get("type") == "http.response.body" and not message.get("more_body")
 
     async def until(self, count: int, mark: bytes) -> None:
-        """Wait until ``mark`` has arrived that often."""
-        async with self.arrived:
-            await self.arrived.wait_for(lambda: self.body.count(mark) >= count)
+        """Wait until ``mark`` has arrived ``count`` times."""
+        async with self.arrival:
+            await self.arrival.wait_for(lambda: self.body.count(mark) >= count)
 
     async def _receive(self) -> dict[str, Any]:
         if len(self._body) > 1:
             await asyncio.sleep(0)
         elif not self._body:
-            await self.left.wait()
-        if self.left.is_set():
+            await self.disconnect.wait()
+        if self.disconnect.is_set():
             return {"type": "http.disconnect"}
         piece = self._body.pop(0)
         return {"type": "http.request", "body": piece, "more_body": bool(self._body)}
 
     async def _send(self, message: Any) -> None:
-        async with self.arrived:
-            self.sent.append(message)
-            self.arrived.notify_all()
+        async with self.arrival:
+            self.messages.append(message)
+            self.arrival.notify_all()

@@ -1,4 +1,4 @@
-"""The queue: bounded, fair between keys by the tree, and never in the way of what runs."""
+"""The queue: bounded, fair between keys tree by tree, and not in the way of running work."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ CHAT = "/v1/chat/completions"
 
 
 def key(name: str, **limits: Any) -> ApiKey:
-    """A key that may ask for anything, but for ``limits``."""
+    """Return a key without limits but for ``limits``."""
     room: dict[str, Any] = {"running": 99, "queued": 99, "width": 9, "depth": 9}
     room |= {"prompt_tokens": 9, "tree_tokens": 9} | limits
     return ApiKey(name=name, **room)
 
 
-async def in_line(admission: Admission, owner: ApiKey) -> QueueSlot:
-    """A ticket that waits for its turn, or has got it."""
+async def queued_slot(admission: Admission, owner: ApiKey) -> QueueSlot:
+    """Take a slot and start to wait for its turn."""
     slot = admission.take(owner)
     task = asyncio.create_task(slot.turn(60))
     await asyncio.sleep(0)
@@ -37,8 +37,8 @@ async def in_line(admission: Admission, owner: ApiKey) -> QueueSlot:
     return slot
 
 
-async def served(admission: Admission, slots: list[QueueSlot]) -> list[str]:
-    """The keys' names in the order in which their trees get their turn, one place at a time."""
+async def turn_order(admission: Admission, slots: list[QueueSlot]) -> list[str]:
+    """Return the keys' names in the order of their turns, with one place at a time."""
     order = []
     while running := [t for t in slots if t.granted]:
         (first,) = running
@@ -50,25 +50,25 @@ async def served(admission: Admission, slots: list[QueueSlot]) -> list[str]:
 
 
 async def test_trees_start_in_turn_between_keys_not_in_order_of_arrival() -> None:
-    """By hand: six of Ann's came first, yet Bob's two wait for one of hers each."""
+    """By hand: six of Ann's came first, yet each of Bob's two waits for only one of hers."""
     admission = Admission(running=1, queued=99, retry_after=1)
     ann, bob = key("ann"), key("bob")
-    slots = [await in_line(admission, owner) for owner in [ann] * 6 + [bob] * 2]
-    assert await served(admission, slots) == ["ann", "bob", "ann", "bob"] + ["ann"] * 4
+    slots = [await queued_slot(admission, owner) for owner in [ann] * 6 + [bob] * 2]
+    assert await turn_order(admission, slots) == ["ann", "bob", "ann", "bob"] + ["ann"] * 4
 
 
 def test_open_requests_hold_so_many_bytes() -> None:
-    """By hand, 1,000 in all and 500 of a key; one body alone may have more than its key's half."""
+    """By hand: 1,000 bytes in all, 500 for a key; a single body may exceed its key's half."""
     admission = Admission(running=9, queued=9, retry_after=1, most_bytes=1000)
     ann, bob = key("ann"), key("bob")
     first = admission.take(ann, 400)
-    with pytest.raises(ApiError) as hers:
+    with pytest.raises(ApiError) as ann_error:
         admission.take(ann, 200)
-    assert hers.value.code == "rate_limit_exceeded"
+    assert ann_error.value.code == "rate_limit_exceeded"
     large = admission.take(bob, 600)
-    with pytest.raises(ApiError) as full:
+    with pytest.raises(ApiError) as full_error:
         admission.take(ann, 1)
-    assert full.value.code == "queue_full"
+    assert full_error.value.code == "queue_full"
     for slot in (first, large):
         slot.close()
     assert admission.bytes == 0
@@ -76,83 +76,83 @@ def test_open_requests_hold_so_many_bytes() -> None:
 
 
 def test_a_key_may_have_half_of_the_bytes() -> None:
-    """By hand, of 1,000 twice 250, and then not one more; without a body a request has none."""
+    """By hand: twice 250 of 1,000, then not one byte more; a request without a body has none."""
     admission = Admission(running=9, queued=9, retry_after=1, most_bytes=1000)
     ann = key("ann")
     assert [admission.take(ann, size).size for size in (250, 250)] == [250, 250]
     assert admission.take(ann).size == 0
-    with pytest.raises(ApiError) as hers:
+    with pytest.raises(ApiError) as error:
         admission.take(ann, 1)
-    assert hers.value.code == "rate_limit_exceeded"
+    assert error.value.code == "rate_limit_exceeded"
 
 
 async def test_between_keys_that_are_even_the_older_request_goes_first() -> None:
-    """Bob has been here before, but Ann's waits longer for Eve's place than his."""
+    """Bob was here before, but Ann's request has waited longer than his for Eve's place."""
     admission = Admission(running=1, queued=99, retry_after=1)
     admission.take(key("bob")).close()
-    slots = [await in_line(admission, key(name)) for name in ("eve", "ann", "bob")]
-    assert await served(admission, slots) == ["eve", "ann", "bob"]
+    slots = [await queued_slot(admission, key(name)) for name in ("eve", "ann", "bob")]
+    assert await turn_order(admission, slots) == ["eve", "ann", "bob"]
 
 
 async def test_weights_share_the_places() -> None:
-    """Weight 3 against 1: three trees for one, while both have some waiting."""
+    """Weight 3 against 1: three trees for each one, while both have trees waiting."""
     admission = Admission(running=1, queued=99, retry_after=1)
     ann, bob = key("ann", weight=3.0), key("bob")
-    slots = [await in_line(admission, owner) for owner in [ann] * 9 + [bob] * 9]
-    order = await served(admission, slots)
+    slots = [await queued_slot(admission, owner) for owner in [ann] * 9 + [bob] * 9]
+    order = await turn_order(admission, slots)
     assert order[:12].count("ann") == 9
 
 
 async def test_who_was_away_has_saved_nothing_up() -> None:
-    """A key that comes late shares from then on; it is not owed the past.
+    """A key that comes late gets its share from then on, and is not owed the past.
 
-    Five of Ann's came before Bob's first, so that one goes on with two of hers behind it. His next
-    comes when none of his waits any more: after the one of hers that waits longer.
+    Five of Ann's ran before Bob's first, which goes first, ahead of two of hers. His next comes
+    when none of his waits: it goes after the one of hers that has waited longer.
     """
     admission = Admission(running=1, queued=99, retry_after=1)
     ann, bob = key("ann"), key("bob")
-    early = [await in_line(admission, ann) for _ in range(5)]
-    for slot in early:
+    early_slots = [await queued_slot(admission, ann) for _ in range(5)]
+    for slot in early_slots:
         assert slot.granted
         slot.close()
-    slots = [await in_line(admission, owner) for owner in (bob, ann, ann, bob)]
-    assert await served(admission, slots) == ["bob", "ann", "bob", "ann"]
+    slots = [await queued_slot(admission, owner) for owner in (bob, ann, ann, bob)]
+    assert await turn_order(admission, slots) == ["bob", "ann", "bob", "ann"]
 
 
 async def test_who_leaves_the_queue_is_passed_over() -> None:
-    """The second of three goes before its turn comes: it is the third's."""
+    """The second of three leaves before its turn, and the turn goes to the third."""
     admission = Admission(running=1, queued=99, retry_after=1)
     names = ("ann", "bob", "eve")
-    first, second, third = [await in_line(admission, key(name)) for name in names]
+    first, second, third = [await queued_slot(admission, key(name)) for name in names]
     second.close()
     assert admission.waiting == 1
-    assert await served(admission, [first, third]) == ["ann", "eve"]
+    assert await turn_order(admission, [first, third]) == ["ann", "eve"]
     assert not second.granted
 
 
 async def test_a_keys_own_trees_at_once_are_bounded() -> None:
-    """The third waits although there is room; another key's goes past it."""
+    """Ann's third tree waits although there is room; another key's tree passes it."""
     admission = Admission(running=9, queued=99, retry_after=1)
     ann = key("ann", running=2)
-    slots = [await in_line(admission, owner) for owner in (ann, ann, ann, key("bob"))]
+    slots = [await queued_slot(admission, owner) for owner in (ann, ann, ann, key("bob"))]
     assert [t.granted for t in slots] == [True, True, False, True]
     slots[0].close()
     assert slots[2].granted
 
 
 async def test_a_full_queue_refuses_and_says_when_to_come_back() -> None:
-    """Counted when taken: all places of the server, or all that one key may have."""
+    """Places are counted when taken: those of the server, or those of one key."""
     admission = Admission(running=1, queued=2, retry_after=7)
     ann = key("ann", running=1, queued=1)
     first = admission.take(ann)
     admission.take(ann)
-    with pytest.raises(ApiError) as hers:
+    with pytest.raises(ApiError) as ann_error:
         admission.take(ann)
     admission.take(key("bob"))
-    with pytest.raises(ApiError) as full:
+    with pytest.raises(ApiError) as full_error:
         admission.take(key("eve"))
-    assert (hers.value.code, full.value.code) == ("rate_limit_exceeded", "queue_full")
-    for error in (hers.value, full.value):
+    assert (ann_error.value.code, full_error.value.code) == ("rate_limit_exceeded", "queue_full")
+    for error in (ann_error.value, full_error.value):
         assert error.status_code == 429
         assert (error.headers or {})["retry-after"] == "7"
         assert "come back in 7 s" in str(error.detail)
@@ -163,14 +163,14 @@ async def test_a_full_queue_refuses_and_says_when_to_come_back() -> None:
 
 @in_time
 async def test_a_turn_that_comes_as_its_client_leaves_is_given_back() -> None:
-    """Both in one step of the event loop: who leaves is cancelled, and the next has the place."""
+    """In one step of the event loop a slot gets its turn and is closed: the next slot gets it."""
     admission = Admission(running=1, queued=9, retry_after=1)
     first, second, third = (admission.take(key("ann")) for _ in range(3))
-    grown: list[int] = []
+    numbers: list[int] = []
 
     async def grow(slot: QueueSlot) -> None:
         await slot.turn(60)
-        grown.append(slot.number)
+        numbers.append(slot.number)
         await asyncio.sleep(0)
 
     works = [slot.start(grow(slot)) for slot in (first, second, third)]
@@ -179,23 +179,23 @@ async def test_a_turn_that_comes_as_its_client_leaves_is_given_back() -> None:
     second.close()
     await asyncio.gather(*works, return_exceptions=True)
     assert works[1].cancelled()
-    assert grown == [first.number, third.number]
+    assert numbers == [first.number, third.number]
     assert admission.open == 0
 
 
 @in_time
 async def test_work_that_lets_go_is_not_cut_short() -> None:
-    """Cancelled by an operator and again as its client leaves: it lets go once, and to the end."""
+    """Cancelled by an operator and again as its client leaves, work cleans up once, completely."""
     admission = Admission(running=9, queued=9, retry_after=1)
-    let_go: list[str] = []
+    released: list[str] = []
 
     async def grow() -> None:
         try:
             await asyncio.sleep(60)
         finally:
-            for what in ("tree", "engine"):
+            for part in ("tree", "engine"):
                 await asyncio.sleep(0)
-                let_go.append(what)
+                released.append(part)
 
     slot = admission.take(key("ann"))
     work = slot.start(grow())
@@ -205,17 +205,17 @@ async def test_work_that_lets_go_is_not_cut_short() -> None:
     slot.close()
     with pytest.raises(asyncio.CancelledError):
         await work
-    assert let_go == ["tree", "engine"]
+    assert released == ["tree", "engine"]
 
 
 @in_time
 async def test_a_fault_of_what_a_client_left_behind_is_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Nobody else would hear of it; what was to be expected is no fault, nor that it is ended."""
+    """Only the unexpected fault is logged; an engine that is down and a cancellation are not."""
     admission = Admission(running=9, queued=9, retry_after=1)
 
-    async def left_behind(error: Exception | None) -> None:
+    async def fail_at_the_end(error: Exception | None) -> None:
         try:
             await asyncio.sleep(60)
         finally:
@@ -224,7 +224,7 @@ async def test_a_fault_of_what_a_client_left_behind_is_logged(
 
     for error in (ZeroDivisionError(), EngineDown("down"), None):
         slot = admission.take(key("ann"))
-        slot.start(left_behind(error))
+        slot.start(fail_at_the_end(error))
         await asyncio.sleep(0)
         slot.close()
     while admission.open:
@@ -239,7 +239,7 @@ async def test_a_fault_of_what_a_client_left_behind_is_logged(
 async def test_a_fault_that_somebody_hears_of_is_not_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Of a request that is still there, and of work that is kept beyond it."""
+    """Both of a request that still waits for it, and of work that is kept beyond its request."""
     admission = Admission(running=9, queued=9, retry_after=1)
 
     async def fail() -> None:
@@ -258,11 +258,11 @@ async def test_a_fault_that_somebody_hears_of_is_not_logged(
 
 @in_time
 async def test_how_long_each_waited_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By hand: the first goes at once, the second 3 seconds later, the third gives up at once."""
+    """By hand: the first goes at once, the second after 3 seconds, the third gives up at once."""
     clock = SimpleNamespace(now=100.0, monotonic=lambda: clock.now)
     monkeypatch.setattr("server.admission.time", clock)
-    told: list[float] = []
-    admission = Admission(running=1, queued=9, retry_after=1, waited=told.append)
+    waits: list[float] = []
+    admission = Admission(running=1, queued=9, retry_after=1, waited=waits.append)
     first, second, third = (admission.take(key("ann")) for _ in range(3))
     await first.turn(60)
     turn = asyncio.create_task(second.turn(60))
@@ -272,12 +272,11 @@ async def test_how_long_each_waited_is_told(monkeypatch: pytest.MonkeyPatch) -> 
     await turn
     with pytest.raises(ApiError):
         await third.turn(0)
-    assert told == [0.0, 3.0, 0.0]
+    assert waits == [0.0, 3.0, 0.0]
 
 
 async def test_what_the_queue_took_is_off_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 5 seconds, 2 in the queue leave 3, and 9 leave none; where there is no queue all are
-    left."""
+    """Of 5 seconds, 2 in the queue leave 3 and 9 leave none; without a queue all 5 are left."""
     clock = SimpleNamespace(now=100.0, monotonic=lambda: clock.now)
     monkeypatch.setattr("server.admission.time", clock)
 
@@ -288,8 +287,8 @@ async def test_what_the_queue_took_is_off_the_deadline(monkeypatch: pytest.Monke
 
     admission = Admission(running=1, queued=9, retry_after=1)
     share = KeyQueue(key("ann"))
-    left = [await seconds_after_turn(Waiting(admission, share, took, 0), 5.0) for took in (2, 9)]
-    assert left == [3.0, 0.0]
+    rest = [await seconds_after_turn(Waiting(admission, share, wait, 0), 5.0) for wait in (2, 9)]
+    assert rest == [3.0, 0.0]
     assert await seconds_after_turn(None, 5.0) == 5.0
 
 
@@ -299,7 +298,7 @@ async def test_what_the_queue_took_is_off_the_deadline(monkeypatch: pytest.Monke
 async def test_overload_is_refused_before_anything_is_spent(
     app: FastAPI, http: httpx2.AsyncClient, engine: ScriptedEngine
 ) -> None:
-    """One runs, one waits, the third is told to come back; the two are answered."""
+    """One runs, one waits, the third is told to come back; the first two are answered."""
     engine.gate = asyncio.Event()
     first = Call(app, CHAT, BODY)
     await engine.waiting.wait()
@@ -314,8 +313,8 @@ async def test_overload_is_refused_before_anything_is_spent(
     assert (await http.get("/health")).status_code == 200
     engine.gate.set()
     await asyncio.gather(first.task, second.task)
-    assert first.ended
-    assert second.ended
+    assert first.complete
+    assert second.complete
     assert app.state.service.admission.open == 0
 
 
@@ -325,14 +324,14 @@ async def test_overload_is_refused_before_anything_is_spent(
 async def test_who_leaves_the_queue_gives_the_place_back(
     app: FastAPI, engine: ScriptedEngine, stream: bool
 ) -> None:
-    """A client that goes while it waits never reaches the engine."""
+    """A client that leaves while it waits never reaches the engine."""
     engine.gate = asyncio.Event()
     first = Call(app, CHAT, BODY)
     await engine.waiting.wait()
     second = Call(app, CHAT, BODY | {"stream": stream})
     while app.state.service.admission.waiting < 1:
         await asyncio.sleep(0)
-    second.left.set()
+    second.disconnect.set()
     await second.task
     engine.gate.set()
     await first.task
@@ -345,7 +344,7 @@ async def test_who_leaves_the_queue_gives_the_place_back(
 async def test_the_deadline_counts_the_queue(
     app: FastAPI, http: httpx2.AsyncClient, engine: ScriptedEngine
 ) -> None:
-    """Who waits longer than its deadline is told so, and is not to try again by itself."""
+    """A request that waits past its deadline gets a 504 that says not to retry."""
     engine.gate = asyncio.Event()
     first = Call(app, CHAT, BODY)
     await engine.waiting.wait()

@@ -1,4 +1,4 @@
-"""No place in the queue is lost or shared, whoever comes and leaves when."""
+"""Places in the queue are neither lost nor shared, whenever clients come and leave."""
 
 from __future__ import annotations
 
@@ -16,37 +16,37 @@ ROOM: dict[str, Any] = {"queued": 9, "width": 9, "depth": 9, "prompt_tokens": 9,
 
 
 class House:
-    """An admission, the tickets taken from it, and what grows under them."""
+    """An admission, the slots taken from it, and the work that runs in them."""
 
     def __init__(self) -> None:
         self.admission = Admission(running=2, queued=3, retry_after=1)
         self.slots: list[QueueSlot] = []
         self.works: dict[QueueSlot, asyncio.Task[None]] = {}
-        self.over: set[QueueSlot] = set()
+        self.closed: set[QueueSlot] = set()
         self.growing = self.letting_go = 0
         self._owners = [
             ApiKey(name="ann", running=1, **ROOM),
             ApiKey(name="bob", running=9, weight=2.0, **ROOM),
         ]
 
-    async def act(self, what: str, which: int) -> None:
-        """Do something, to one of the tickets; nothing if it cannot be."""
-        if what == "take" and self.admission.open < 5:
-            self.slots.append(self.admission.take(self._owners[which % 2]))
-        elif what == "step" or not self.slots:
+    async def act(self, action: str, index: int) -> None:
+        """Do an action to one of the slots; do nothing if it does not apply."""
+        if action == "take" and self.admission.open < 5:
+            self.slots.append(self.admission.take(self._owners[index % 2]))
+        elif action == "step" or not self.slots:
             await self.step()
             return
-        slot = self.slots[which % len(self.slots)]
-        if what in ("start", "keep") and slot not in self.works.keys() | self.over:
-            self.works[slot] = slot.start(self._grow(slot), kept=what == "keep")
-        elif what == "cancel":
+        slot = self.slots[index % len(self.slots)]
+        if action in ("start", "keep") and slot not in self.works.keys() | self.closed:
+            self.works[slot] = slot.start(self._grow(slot), kept=action == "keep")
+        elif action == "cancel":
             slot.cancel()
-        elif what == "over":
+        elif action == "over":
             slot.close()
-            self.over.add(slot)
+            self.closed.add(slot)
 
     async def step(self) -> None:
-        """One step of the event loop: what grows has a place."""
+        """Run one step of the event loop; all running work has a place."""
         await asyncio.sleep(0)
         assert self.growing <= self.admission.running <= 2
         assert self.admission.running <= self.admission.open <= 5
@@ -72,14 +72,14 @@ ACTS = st.sampled_from(["take", "start", "keep", "step", "cancel", "over"])
 
 @given(st.lists(st.tuples(ACTS, st.integers(0, 9)), min_size=40, max_size=60))
 def test_no_place_is_ever_lost_or_shared(acts: list[tuple[str, int]]) -> None:
-    """Whatever is taken, started, cancelled and left at whatever step of the event loop: what grows
-    has a place as long as it takes to let go, and every place is given back once."""
+    """Slots are taken, started, cancelled and closed at any step of the event loop: work has a
+    place until it has cleaned up, and every place is given back once."""
 
     @in_time
     async def run() -> None:
         house = House()
-        for what, which in acts:
-            await house.act(what, which)
+        for action, index in acts:
+            await house.act(action, index)
         for slot in house.slots:
             slot.close()
         while house.admission.open:

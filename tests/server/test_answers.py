@@ -1,4 +1,4 @@
-"""Which answer a reply gives."""
+"""Which answer is read from a reply."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ from server.reply_text import answer_of, answers_to, generic_answer, maths_answe
     ],
 )
 def test_the_generic_extractor_by_hand(reply: str, answer: str | None) -> None:
-    """The last box wins, then the last sentence; equal answers are spelled alike."""
+    """The last box wins, then the last sentence; equal answers get the same spelling."""
     assert generic_answer(reply) == answer
 
 
 def test_an_answer_that_does_not_come_is_not_looked_for_for_long() -> None:
-    """Nothing but white space follows; each of it is looked at once."""
+    """Only white space follows; each character is looked at once."""
     assert generic_answer("The answer is" + "\n " * 50_000) is None
     assert generic_answer("The answer is" + " " * 50_000 + ": 7.") == "7"
 
 
 @given(st.text())
 def test_normalising_twice_is_normalising_once(text: str) -> None:
-    """A canonical form is its own canonical form."""
-    once = normalise(text)
-    assert once is None or normalise(once) == once
+    """Normalising a canonical form changes nothing."""
+    normal_form = normalise(text)
+    assert normal_form is None or normalise(normal_form) == normal_form
 
 
 @pytest.mark.parametrize("name", TASKS)
 def test_a_tasks_own_questions_are_answered_by_the_task(name: str) -> None:
-    """Whatever is not a task's question goes to the generic extractor."""
+    """Questions that are no task's go to the generic extractor."""
     task = TASKS[name]
     for question in task.questions("dev", 5):
         assert answer_of(question) == task.answer
@@ -67,17 +67,17 @@ def test_a_tasks_own_questions_are_answered_by_the_task(name: str) -> None:
 def test_where_no_answer_is_named_the_last_number_of_maths_counts(
     reply: str, answer: str | None
 ) -> None:
-    """Only where every question is said to be a maths question."""
+    """Only where every question is declared to be a maths question."""
     assert maths_answer(reply) == answer
 
 
 def test_answers_are_compared_as_the_rule_says() -> None:
-    """A bundled task has its own spelling; other answers are maths unless only text is wanted."""
-    own = TASKS["game24"].questions("dev", 1)[0]
-    assert answers_to(own, "auto").of == TASKS["game24"].answer
-    assert answers_to(own, "auto").same is None
+    """A bundled task has its own spelling; other answers are maths unless ``text`` is asked for."""
+    task_question = TASKS["game24"].questions("dev", 1)[0]
+    assert answers_to(task_question, "auto").of == TASKS["game24"].answer
+    assert answers_to(task_question, "auto").same is None
     assert answers_to("What?", "text").same is None
-    auto, maths = answers_to("What?", "auto"), answers_to(own, "maths")
+    auto, maths = answers_to("What?", "auto"), answers_to(task_question, "maths")
     assert (auto.of, maths.of) == (generic_answer, maths_answer)
     assert auto.same is not None
     assert auto.same("0.5", "1/2")

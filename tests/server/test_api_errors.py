@@ -21,8 +21,8 @@ GOOD: dict[str, Any] = {"model": "sprig", "messages": question()}
 IMAGE = [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image_url"}]}]
 
 
-CALLED = [{"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}]
-REFUSED: list[tuple[dict[str, Any], str | None, str, str]] = [
+BAD_CALL = [{"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}]
+REFUSALS: list[tuple[dict[str, Any], str | None, str, str]] = [
     ({"messages": []}, "messages", "invalid_value", "at least 1"),
     ({"messages": [{"role": "me", "content": ""}]}, "messages[0].role", "invalid_value", "'user'"),
     ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content", "invalid_value", "3"),
@@ -49,7 +49,7 @@ REFUSED: list[tuple[dict[str, Any], str | None, str, str]] = [
     ({"top_logprobs": 2}, "top_logprobs", "invalid_value", "logprobs must be true"),
     ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "invalid_value", "equal to 20"),
     ({"logit_bias": {"5": 1}}, "logit_bias", "unsupported_parameter", "leave it out"),
-    ({"messages": CALLED}, "messages[0].tool_calls[0].function", "invalid_value", "an object"),
+    ({"messages": BAD_CALL}, "messages[0].tool_calls[0].function", "invalid_value", "an object"),
     ({"presence_penalty": 0.5}, "presence_penalty", "unsupported_parameter", "leave it out"),
     ({"search": {"polcy": "beam"}}, "search.polcy", "unknown_parameter", "policy, width"),
     ({"search": {"policy": "dfs"}}, "search.policy", "invalid_value", "'auto', got 'dfs'"),
@@ -63,11 +63,11 @@ REFUSED: list[tuple[dict[str, Any], str | None, str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("change", "param", "code", "words"), REFUSED)
+@pytest.mark.parametrize(("change", "param", "code", "words"), REFUSALS)
 async def test_bad_input_names_the_field_its_value_and_what_is_allowed(
     http: httpx2.AsyncClient, change: dict[str, Any], param: str | None, code: str, words: str
 ) -> None:
-    """One clear error a request, 404 for models and 400 for everything else."""
+    """One clear error per request: 404 for models, 400 for everything else."""
     answer = await http.post(CHAT, json=GOOD | change)
     error = answer.json()["error"]
     assert answer.status_code == (404 if code == "model_not_found" else 400)
@@ -97,7 +97,7 @@ async def test_bad_input_names_the_field_its_value_and_what_is_allowed(
     ],
 )
 async def test_broken_bodies_are_refused(http: httpx2.AsyncClient, body: bytes, code: str) -> None:
-    """No body, however broken, is a server error."""
+    """A broken body is never a server error."""
     answer = await http.post(CHAT, content=body, headers={"content-type": "application/json"})
     assert answer.status_code in (400, 404)
     assert answer.json()["error"]["code"].startswith(code)
@@ -117,7 +117,7 @@ async def test_broken_bodies_are_refused(http: httpx2.AsyncClient, body: bytes, 
 async def test_of_many_faults_one_is_told(
     http: httpx2.AsyncClient, path: str, body: dict[str, Any], param: str | None
 ) -> None:
-    """None of the others is looked for, which would hold the event loop for seconds."""
+    """Validation stops at the first fault; to find all would hold the event loop for seconds."""
     answer = await http.post(path, json=body)
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == param
@@ -125,15 +125,15 @@ async def test_of_many_faults_one_is_told(
 
 
 def test_of_what_nobody_reads_the_names_are_kept_alone() -> None:
-    """A request may wait for long, and what it holds waits with it."""
-    sent = {"model": "sprig", "messages": question(), "metadata": {"a": "x" * 9000}, "priority": 5}
-    request = ChatRequest.model_validate(sent)
+    """Values of unknown fields are dropped, since a request may wait in the queue for long."""
+    body = {"model": "sprig", "messages": question(), "metadata": {"a": "x" * 9000}, "priority": 5}
+    request = ChatRequest.model_validate(body)
     assert request.model_extra == {"metadata": None, "priority": 5}
-    assert sent["metadata"] is None
+    assert body["metadata"] is None
 
 
 async def test_a_body_that_is_not_declared_as_json_is_refused(http: httpx2.AsyncClient) -> None:
-    """The message says what to send."""
+    """The message says which content type to send."""
     answer = await http.post(CHAT, content=b'{"model": "sprig"}')
     assert answer.status_code == 400
     assert "application/json" in answer.json()["error"]["message"]
@@ -154,20 +154,20 @@ async def test_a_body_that_is_not_declared_as_json_is_refused(http: httpx2.Async
 async def test_routes_and_methods_that_are_not_there(
     http: httpx2.AsyncClient, method: str, path: str, status: int, code: str
 ) -> None:
-    """Unknown routes, methods and ids answer in the same shape."""
+    """Unknown routes, methods and ids are answered in the same shape."""
     answer = await http.request(method, path)
     assert answer.status_code == status
     assert answer.json()["error"]["code"] == code
 
 
 async def test_openais_client_raises_its_own_errors(openai: AsyncOpenAI) -> None:
-    """The client's exception classes follow from status and body."""
-    with pytest.raises(openai_package.NotFoundError) as missing:
+    """The client picks its exception class by status and body."""
+    with pytest.raises(openai_package.NotFoundError) as not_found:
         await chat(openai, model="nope")
-    assert missing.value.code == "model_not_found"
-    with pytest.raises(openai_package.BadRequestError) as bad:
+    assert not_found.value.code == "model_not_found"
+    with pytest.raises(openai_package.BadRequestError) as bad_request:
         await chat(openai, search={"policy": "x"})
-    assert bad.value.param == "search.policy"
+    assert bad_request.value.param == "search.policy"
 
 
 @pytest.mark.parametrize("extra", [{}, {"search": {"width": 2}}, {"stream": True}])
@@ -207,7 +207,7 @@ async def test_a_deadline_before_anything_finished_is_504_and_not_to_be_retried(
 
 
 async def test_a_budget_that_nothing_fits_in_is_said(http: httpx2.AsyncClient) -> None:
-    """With no finished trajectory there is no reply to send; the reason is named."""
+    """Without a finished trajectory there is no reply to send; the error names the budget."""
     error = await refusal(http, CHAT, GOOD | {"search": {"width": 2, "max_tokens": 1}}, 504)
     assert "max_tokens" in error["message"]
 
@@ -218,24 +218,24 @@ async def test_a_budget_that_nothing_fits_in_is_said(http: httpx2.AsyncClient) -
 async def test_a_budget_of_tokens_leaves_what_was_drawn(
     http: httpx2.AsyncClient, engine: ScriptedEngine, name: str, reason: str
 ) -> None:
-    """As OpenAI's servers do: the text so far and ``length``; streamed and by /v1/search too."""
+    """The text so far and ``length``, as from OpenAI; also streamed and by /v1/search."""
     engine.say = lambda branch: f"step {branch.child}{len(branch.tokens)}\n\n"
     search = {"width": 2, "seed": 1, name: 20}
     body = GOOD | {"search": search}
     answer = (await http.post(CHAT, json=body)).raise_for_status().json()
-    said = answer["choices"][0]["message"]["content"]
-    assert said.startswith("step ")
+    text = answer["choices"][0]["message"]["content"]
+    assert text.startswith("step ")
     assert answer["choices"][0]["finish_reason"] == "length"
     assert (answer["search"]["answer"], answer["search"]["stop_reason"]) == (None, reason)
-    streamed = (await http.post(CHAT, json=body | {"stream": True})).text
-    chunks = [json.loads(line[6:]) for line in streamed.splitlines() if line[6:7] == "{"]
-    assert "".join(c["choices"][0]["delta"].get("content") or "" for c in chunks) == said
-    found = await http.post("/v1/search", json={"messages": GOOD["messages"], "search": search})
-    assert found.json()["text"] == said
+    stream = (await http.post(CHAT, json=body | {"stream": True})).text
+    chunks = [json.loads(line[6:]) for line in stream.splitlines() if line[6:7] == "{"]
+    assert "".join(c["choices"][0]["delta"].get("content") or "" for c in chunks) == text
+    document = await http.post("/v1/search", json={"messages": GOOD["messages"], "search": search})
+    assert document.json()["text"] == text
 
 
 @pytest.mark.parametrize(
-    ("error", "status", "code", "shown"),
+    ("error", "status", "code", "words"),
     [
         (RewardMissing("format x: no tag"), 500, "reward_missing", "no tag"),
         (EngineError("bad counts"), 500, "engine_error", "bad counts"),
@@ -248,9 +248,9 @@ async def test_faults_inside_are_told_without_their_secrets(
     error: Exception,
     status: int,
     code: str,
-    shown: str,
+    words: str,
 ) -> None:
-    """The engine's own messages are fit for clients; an unforeseen exception's text is not."""
+    """The engine's own messages go to clients; the text of an unforeseen exception does not."""
 
     def fail() -> None:
         raise error
@@ -258,7 +258,7 @@ async def test_faults_inside_are_told_without_their_secrets(
     engine.on_expand = fail
     answer = await http.post(CHAT, json=GOOD | {"search": {"width": 2}})
     assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
-    assert shown in answer.json()["error"]["message"]
+    assert words in answer.json()["error"]["message"]
     assert "secret" not in answer.text
     assert answer.headers["x-request-id"]
     assert not engine.live
@@ -267,7 +267,7 @@ async def test_faults_inside_are_told_without_their_secrets(
 async def test_a_search_that_needs_rewards_is_refused_without_a_reward_model(
     http: httpx2.AsyncClient, engine: ScriptedEngine
 ) -> None:
-    """The field to change is named; self_consistency still works."""
+    """The error names the field to change; self_consistency still works."""
     engine.scores = False
     error = await refusal(http, CHAT, GOOD | {"search": {"policy": "rebase", "width": 2}})
     assert error["param"] == "search.policy"
@@ -278,7 +278,7 @@ async def test_a_search_that_needs_rewards_is_refused_without_a_reward_model(
 @pytest.mark.parametrize("settings", [{"max_body_bytes": 2000}], indirect=True)
 @pytest.mark.parametrize("declared", [True, False])
 async def test_bodies_are_bounded(http: httpx2.AsyncClient, declared: bool) -> None:
-    """Too many bytes are refused by their declared length, or as soon as they arrive."""
+    """Too many bytes are refused by the declared length, or as soon as they arrive."""
     content = b'{"model": "' + b"x" * 3000 + b'"}'
 
     async def pieces():
@@ -297,26 +297,26 @@ async def test_bodies_are_bounded(http: httpx2.AsyncClient, declared: bool) -> N
 
 @pytest.mark.parametrize("settings", [{"max_messages": 4}], indirect=True)
 @pytest.mark.parametrize(
-    ("unknown", "allowed"),
+    ("unknown", "limit"),
     [([1] * 100, "64 values"), ([10**600, 10**600], "1024 digits of numbers")],
 )
 async def test_bodies_hold_so_many_values(
-    http: httpx2.AsyncClient, unknown: list[int], allowed: str
+    http: httpx2.AsyncClient, unknown: list[int], limit: str
 ) -> None:
-    """More than any request has are refused before they are parsed; text may hold what it likes."""
+    """Too many values or digits are refused before parsing; inside strings they do not count."""
     error = await refusal(http, CHAT, GOOD | {"unknown": unknown}, 413)
-    assert allowed in error["message"]
+    assert limit in error["message"]
     answer = await http.post(CHAT, json=GOOD | {"unknown": json.dumps(unknown)})
     assert answer.status_code == 200
 
 
 @pytest.mark.parametrize(
-    ("sent", "echoed"), [("abc-123", True), ("with space", False), ("x" * 200, False)]
+    ("request_id", "echoed"), [("abc-123", True), ("with space", False), ("x" * 200, False)]
 )
 async def test_request_ids_are_echoed_or_minted(
-    http: httpx2.AsyncClient, sent: str, echoed: bool
+    http: httpx2.AsyncClient, request_id: str, echoed: bool
 ) -> None:
     """A short printable id is echoed; anything else is replaced."""
-    answer = await http.get("/health", headers={"x-request-id": sent})
-    assert (answer.headers["x-request-id"] == sent) == echoed
+    answer = await http.get("/health", headers={"x-request-id": request_id})
+    assert (answer.headers["x-request-id"] == request_id) == echoed
     assert len(answer.headers["x-request-id"]) <= 128

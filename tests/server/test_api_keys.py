@@ -23,7 +23,7 @@ TWO = {"api_keys": "ann:first, bob:second"}
 
 
 def bearing(key: str) -> dict[str, str]:
-    """The header that carries a key."""
+    """Return the header that carries a key."""
     return {"authorization": f"Bearer {key}"}
 
 
@@ -48,7 +48,7 @@ def bearing(key: str) -> dict[str, str]:
 async def test_only_a_known_key_opens(
     http: httpx2.AsyncClient, headers: list[tuple[bytes, bytes]], status: int
 ) -> None:
-    """Missing, wrong, doubled or not even text: 401 in OpenAI's shape, never a server error."""
+    """A missing, wrong, doubled or undecodable key is a 401 in OpenAI's shape, not a 5xx."""
     answer = await http.post(CHAT, json=BODY, headers=headers)
     assert answer.status_code == status
     if status == 401:
@@ -60,12 +60,12 @@ async def test_only_a_known_key_opens(
 
 @pytest.mark.parametrize("settings", [TWO], indirect=True)
 async def test_what_is_open_without_a_key(http: httpx2.AsyncClient) -> None:
-    """Health, readiness and metrics are; models, unknown routes and the admin's are not."""
-    found = {
+    """Health, readiness and metrics are open; models, unknown routes and the admin's are not."""
+    statuses = {
         path: (await http.get(path)).status_code
         for path in ("/health", "/ready", "/metrics", "/v1/models", "/nope", "/admin/usage")
     }
-    assert found == {
+    assert statuses == {
         "/health": 200,
         "/ready": 200,
         "/metrics": 200,
@@ -79,42 +79,42 @@ async def test_what_is_open_without_a_key(http: httpx2.AsyncClient) -> None:
     "settings", [TWO | {"metrics_key": "scrape", "admin_key": "root"}], indirect=True
 )
 async def test_metrics_and_admin_have_keys_of_their_own(http: httpx2.AsyncClient) -> None:
-    """A client's key opens neither, and theirs open nothing else."""
-    for path, own in (("/metrics", "scrape"), ("/admin/usage", "root")):
+    """A client's key opens neither, and their keys open nothing else."""
+    for path, key in (("/metrics", "scrape"), ("/admin/usage", "root")):
         assert (await http.get(path)).status_code == 401
         assert (await http.get(path, headers=bearing("first"))).status_code == 401
-        assert (await http.get(path, headers=bearing(own))).status_code == 200
-        assert (await http.get("/v1/models", headers=bearing(own))).status_code == 401
+        assert (await http.get(path, headers=bearing(key))).status_code == 200
+        assert (await http.get("/v1/models", headers=bearing(key))).status_code == 401
 
 
 @pytest.mark.parametrize("settings", [TWO], indirect=True)
 async def test_a_search_is_its_own_keys_alone(http: httpx2.AsyncClient) -> None:
-    """To another key it is not there: neither to be read nor to be deleted."""
+    """Another key can neither read nor delete it: for that key it does not exist."""
     body = {"question": "?", "search": {"width": 2}}
-    made = await http.post("/v1/search", json=body, headers=bearing("first"))
-    path = f"/v1/search/{made.json()['id']}"
+    response = await http.post("/v1/search", json=body, headers=bearing("first"))
+    path = f"/v1/search/{response.json()['id']}"
     assert (await http.get(path, headers=bearing("second"))).status_code == 404
     assert (await http.delete(path, headers=bearing("second"))).status_code == 404
-    assert (await http.get(path, headers=bearing("first"))).json() == made.json()
+    assert (await http.get(path, headers=bearing("first"))).json() == response.json()
 
 
 @pytest.mark.parametrize("settings", [TWO | {"admin_key": "root"}], indirect=True)
 async def test_each_key_sees_what_it_has_used(http: httpx2.AsyncClient) -> None:
-    """The sums are those of the responses' ``usage``; the admin sees everybody's."""
-    used = (await http.post(CHAT, json=BODY, headers=bearing("first"))).json()["usage"]
-    own = (await http.get("/v1/usage", headers=bearing("first"))).json()
-    assert own == {
+    """The sums are those of the responses' ``usage``; the admin sees all keys."""
+    usage = (await http.post(CHAT, json=BODY, headers=bearing("first"))).json()["usage"]
+    ann_usage = (await http.get("/v1/usage", headers=bearing("first"))).json()
+    assert ann_usage == {
         "key": "ann",
         "requests": 1,
         "searches": 0,
-        "prompt_tokens": used["prompt_tokens"],
-        "completion_tokens": used["completion_tokens"],
-        "tokens_today": used["total_tokens"],
+        "prompt_tokens": usage["prompt_tokens"],
+        "completion_tokens": usage["completion_tokens"],
+        "tokens_today": usage["total_tokens"],
     }
-    other = (await http.get("/v1/usage", headers=bearing("second"))).json()
-    assert (other["key"], other["requests"]) == ("bob", 0)
-    everybody = (await http.get("/admin/usage", headers=bearing("root"))).json()
-    assert everybody == {"data": [own, other]}
+    bob_usage = (await http.get("/v1/usage", headers=bearing("second"))).json()
+    assert (bob_usage["key"], bob_usage["requests"]) == ("bob", 0)
+    all_usage = (await http.get("/admin/usage", headers=bearing("root"))).json()
+    assert all_usage == {"data": [ann_usage, bob_usage]}
 
 
 @pytest.mark.parametrize(
@@ -125,14 +125,14 @@ async def test_each_key_sees_what_it_has_used(http: httpx2.AsyncClient) -> None:
 async def test_trees_are_named_in_their_keys_cache_namespace(
     http: httpx2.AsyncClient, engine: ScriptedEngine, spaces: list[str]
 ) -> None:
-    """The engine keeps what it caches apart by the part before the slash."""
+    """The part of the tree's name before the slash separates the engine's caches."""
     for key in ("first", "second"):
         assert (await http.post(CHAT, json=BODY, headers=bearing(key))).status_code == 200
     assert [tree.rpartition("/")[0] for tree in engine.released] == spaces
 
 
 def test_a_file_gives_keys_limits_of_their_own(tmp_path: Path) -> None:
-    """Only digests stand in it; what is not given is the server's."""
+    """The file holds digests only; a limit that it does not set is the server's."""
     file = tmp_path / "keys.toml"
     digest = hashlib.sha256(b"secret").hexdigest()
     file.write_text(f'[ann]\nsha256 = "{digest}"\nwidth = 8\nweight = 2.5\n')
@@ -143,18 +143,18 @@ def test_a_file_gives_keys_limits_of_their_own(tmp_path: Path) -> None:
 
 
 def test_keys_come_from_the_environment_and_from_a_file(tmp_path: Path) -> None:
-    """In that order, all of them; an empty place between two commas is none, and a secret may hold
-    a colon."""
+    """All keys, in that order; an empty place between commas is no key, and a secret may hold a
+    colon."""
     file = tmp_path / "keys.toml"
     file.write_text(f'[ann]\nsha256 = "{hashlib.sha256(b"a").hexdigest()}"\n')
     keys = ApiKeys.load(Settings(api_keys="bob:b,, cat:c:d,", api_keys_file=file))
     assert keys.names == ["bob", "cat", "ann"]
-    found = [keys.find([b"Bearer " + secret]).name for secret in (b"b", b"c:d", b"a")]
-    assert found == keys.names
+    names = [keys.find([b"Bearer " + secret]).name for secret in (b"b", b"c:d", b"a")]
+    assert names == keys.names
 
 
 def test_without_keys_none_is_required_and_none_is_known() -> None:
-    """Nobody gets another's limits by saying some key."""
+    """No request gets a key's limits by sending some key."""
     keys = ApiKeys.load(Settings())
     assert not keys.required
     assert keys.names == ["anybody"]
@@ -163,27 +163,27 @@ def test_without_keys_none_is_required_and_none_is_known() -> None:
 
 
 async def test_one_key_cannot_take_the_whole_queue() -> None:
-    """By hand: of one that runs and six that wait, Ann has one and three; then Bob comes in.
-    Without keys everybody together may have all; who sets the limit has what is set."""
+    """By hand: of one place to run and six to wait, Ann gets one and three, then Bob comes in.
+    Without keys all callers share all places; a limit that is set holds."""
 
-    def most(settings: Settings) -> list[int]:
-        ring = ApiKeys.load(settings)
+    def places_by_key(settings: Settings) -> list[int]:
+        api_keys = ApiKeys.load(settings)
         admission = Admission(settings.max_running, settings.max_queued, retry_after=1)
-        found = []
+        counts = []
         for secret in ([b"Bearer a"], [b"Bearer b"]):
             before = admission.open
             with suppress(ApiError):
-                key = ring.find(secret) if ring.required else ring.anybody
+                key = api_keys.find(secret) if api_keys.required else api_keys.anybody
                 while True:
                     admission.take(key)
-            found.append(admission.open - before)
-        return found
+            counts.append(admission.open - before)
+        return counts
 
     places: dict[str, Any] = {"max_running": 1, "max_queued": 6}
     keyed = places | {"api_keys": "ann:a,bob:b"}
-    assert most(Settings(**keyed)) == [4, 3]
-    assert most(Settings(**places)) == [7, 0]
-    assert most(Settings(**keyed, key_queued=1)) == [2, 2]
+    assert places_by_key(Settings(**keyed)) == [4, 3]
+    assert places_by_key(Settings(**places)) == [7, 0]
+    assert places_by_key(Settings(**keyed, key_queued=1)) == [2, 2]
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,7 @@ async def test_one_key_cannot_take_the_whole_queue() -> None:
     ],
 )
 def test_a_wrong_entry_is_named(tmp_path: Path, text: str, words: str) -> None:
-    """The server does not start with keys it has half understood."""
+    """The server does not start with keys that it understands only in part."""
     file = tmp_path / "keys.toml"
     file.write_text(text)
     with pytest.raises(SettingsError) as error:
@@ -227,7 +227,7 @@ def test_a_wrong_entry_is_named(tmp_path: Path, text: str, words: str) -> None:
 def test_wrong_keys_in_the_environment_are_not_repeated(
     environ: dict[str, str], words: str
 ) -> None:
-    """The message says what is wrong without the secret."""
+    """The message says what is wrong, without the secret."""
     with pytest.raises(SettingsError) as error:
         ApiKeys.load(load_settings(environ))
     assert words in str(error.value)
@@ -258,7 +258,7 @@ LIMITED = {
 async def test_a_limit_names_the_field_and_what_is_allowed(
     http: httpx2.AsyncClient, change: dict[str, Any], param: str, words: str
 ) -> None:
-    """Width, depth, prompt and tokens; a key's own limits are checked alike."""
+    """Width, depth, prompt and tokens."""
     answer = await http.post(CHAT, json=BODY | change)
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == param
@@ -267,7 +267,7 @@ async def test_a_limit_names_the_field_and_what_is_allowed(
 
 @pytest.mark.parametrize("settings", [LIMITED], indirect=True)
 async def test_what_is_not_given_is_lowered_to_the_limit(http: httpx2.AsyncClient) -> None:
-    """And the response says so in its spec; a small search is left as it is."""
+    """The response's spec says so; a small search is left as it is."""
     wide = (await http.post(CHAT, json=BODY | {"search": {"width": 8}})).json()["search"]["spec"]
     assert (wide["max_tokens"], wide["max_depth"]) == (500, 5)
     small = {"search": {"width": 2, "max_depth": 3, "trajectory_tokens": 50}}
@@ -276,14 +276,14 @@ async def test_what_is_not_given_is_lowered_to_the_limit(http: httpx2.AsyncClien
 
 
 @pytest.mark.parametrize(
-    ("settings", "allowed"),
+    ("settings", "allowed_origin"),
     [({}, None), ({"cors_origins": "https://a.example"}, "https://a.example")],
     indirect=["settings"],
 )
 async def test_other_origins_are_let_in_by_name_alone(
-    http: httpx2.AsyncClient, allowed: str | None
+    http: httpx2.AsyncClient, allowed_origin: str | None
 ) -> None:
-    """CORS is off unless origins are named, and then for those only."""
-    for origin, expected in (("https://a.example", allowed), ("https://b.example", None)):
+    """CORS is off unless origins are named, and then allows only those."""
+    for origin, expected in (("https://a.example", allowed_origin), ("https://b.example", None)):
         answer = await http.get("/health", headers={"origin": origin})
         assert answer.headers.get("access-control-allow-origin") == expected

@@ -28,7 +28,7 @@ ENDPOINT = {
     [("encoder", "HEDGEROW_ENCODER"), ("endpoint", "HEDGEROW_EMBEDDINGS_URL")],
 )
 async def test_an_embedder_without_what_it_needs_is_refused(embedder: str, missing: str) -> None:
-    """Before any process is started, by the setting's own name."""
+    """The error names the missing setting, before any process is started."""
     settings = load_settings({"HEDGEROW_EMBEDDER": embedder})
     with pytest.raises(SettingsError, match=f"{missing} is not set"):
         async with running(settings):
@@ -36,7 +36,7 @@ async def test_an_embedder_without_what_it_needs_is_refused(embedder: str, missi
 
 
 def test_the_embedders_settings_reach_the_engine() -> None:
-    """The endpoint with its key, which no settings object shows; a layer; an encoder's folder."""
+    """The endpoint with its key, which no repr shows; a layer; an encoder's folder."""
     settings = load_settings(ENDPOINT)
     expected = EndpointOptions("http://vectors.test/v1/embeddings", "minilm", "secret")
     assert engine_options(settings).endpoint == expected
@@ -47,10 +47,10 @@ def test_the_embedders_settings_reach_the_engine() -> None:
     with pytest.raises(ValueError, match="embedder_layer: 2; only the embedder 'hidden' reads"):
         engine_options(load_settings({"HEDGEROW_EMBEDDER_LAYER": "2"}))
     folder = str(SPRIG_FOLDER / "policy")
-    found = engine_options(
+    options = engine_options(
         load_settings({"HEDGEROW_EMBEDDER": "encoder", "HEDGEROW_ENCODER": folder})
     )
-    assert (found.embedder, found.encoder) == ("encoder", folder)
+    assert (options.embedder, options.encoder) == ("encoder", folder)
 
 
 def test_a_theta_reaches_the_engine_or_is_refused_before_the_start(tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ def test_a_theta_reaches_the_engine_or_is_refused_before_the_start(tmp_path: Pat
 
 
 def test_embedding_costs_the_layers_that_are_read() -> None:
-    """A layer's share of a forward pass without its head; letters cost no pass."""
+    """A layer's share of a forward pass, without the head; lexical embedding costs no pass."""
     hidden = {"HEDGEROW_EMBEDDER": "hidden"}
     policy, _, middle = model_flops(load_settings(hidden))
     _, _, first = model_flops(load_settings(hidden | {"HEDGEROW_EMBEDDER_LAYER": "1"}))
@@ -75,25 +75,25 @@ def test_embedding_costs_the_layers_that_are_read() -> None:
 
 
 def test_the_server_starts_without_what_it_does_not_need() -> None:
-    """torch is for the engine's process, the others for those who ask for them: each costs a start
-    its seconds and its memory. Nor does finding out about a model and a GPU need them."""
+    """Only the engine's process needs torch, the other packages only those who use them: each costs
+    seconds and memory at a start. Looking up a model and a GPU needs none of them either."""
     heavy = {"torch", "transformers", "opentelemetry.sdk", "matplotlib", "math_verify"}
     code = (
         "import sys, server.assemble; from server.settings import load_settings; "
         f"load_settings({{}}, policy_model='a/b'); print(*sorted({heavy} & set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == ""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == ""
 
 
 def test_a_judge_needs_no_reward_model() -> None:
-    """The format decides: what is not read is not loaded, nor counted."""
-    judged = load_settings({}, reward_format="generative")
-    options = engine_options(judged)
+    """With a generative format no reward model is loaded, and none is counted."""
+    settings = load_settings({}, reward_format="generative")
+    options = engine_options(settings)
     assert (options.prm, options.reward_format) == (None, "generative")
-    assert model_flops(judged)[1] is no_flops
-    usual = engine_options(load_settings({}))
-    assert (usual.prm, usual.reward_format) == (str(SPRIG_FOLDER / "prm"), "math-shepherd")
+    assert model_flops(settings)[1] is no_flops
+    default = engine_options(load_settings({}))
+    assert (default.prm, default.reward_format) == (str(SPRIG_FOLDER / "prm"), "math-shepherd")
     assert model_flops(load_settings({}))[1] is not no_flops
 
 
@@ -104,6 +104,6 @@ def test_without_the_reward_model_it_needs_a_format_is_none() -> None:
 
 
 def test_unknown_formats_are_refused_by_key() -> None:
-    """Key, value, and what there is."""
+    """The error names the key, the value and the known formats."""
     with pytest.raises(SettingsError, match=r"HEDGEROW_REWARD_FORMAT = 'oracle': .* math-shepherd"):
         load_settings({"HEDGEROW_REWARD_FORMAT": "oracle"})

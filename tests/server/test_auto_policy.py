@@ -1,4 +1,4 @@
-"""Policy ``auto`` and ``reasoning_effort``, with a tuned file and without one."""
+"""Policy ``auto`` and ``reasoning_effort``, with and without a tuned file."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ mass = 0.5
 
 
 def app_of(tmp_path: Path, text: str | None, engine: ScriptedEngine, **changes: Any) -> FastAPI:
-    """A server with a tuned file of that text."""
+    """Return a server's app, with a tuned file of this text."""
     if text is not None:
         path = tmp_path / "tuned.toml"
         path.write_text(text)
@@ -46,54 +46,54 @@ def app_of(tmp_path: Path, text: str | None, engine: ScriptedEngine, **changes: 
     return create_app(create_service(Settings(**changes), engine, PlainText()))
 
 
-async def asked(app: FastAPI, path: str, body: dict[str, Any]) -> httpx2.Response:
-    """A reply to a question with a seed."""
+async def post(app: FastAPI, path: str, body: dict[str, Any]) -> httpx2.Response:
+    """Post a request to the app."""
     async with client_over(app) as client:
         return await client.post(path, json=body)
 
 
-async def searched(app: FastAPI, search: dict[str, Any]) -> dict[str, Any]:
-    """The document of a search."""
-    reply = await asked(app, "/v1/search", {"question": "?", "search": {"seed": 3, **search}})
+async def run_search(app: FastAPI, search: dict[str, Any]) -> dict[str, Any]:
+    """Run a search with seed 3 and return its document."""
+    reply = await post(app, "/v1/search", {"question": "?", "search": {"seed": 3, **search}})
     assert reply.status_code == 200, reply.text
     return reply.json()
 
 
-async def chatted(app: FastAPI, **more: Any) -> dict[str, Any] | None:
-    """The search behind a chat completion, None for a plain one."""
+async def chat_search(app: FastAPI, **fields: Any) -> dict[str, Any] | None:
+    """Return the ``search`` of a chat completion, None for a plain one."""
     messages = [{"role": "user", "content": "?"}]
-    body = {"model": "sprig", "messages": messages, "seed": 3, **more}
-    reply = await asked(app, "/v1/chat/completions", body)
+    body = {"model": "sprig", "messages": messages, "seed": 3, **fields}
+    reply = await post(app, "/v1/chat/completions", body)
     assert reply.status_code == 200, reply.text
     return reply.json().get("search")
 
 
 @pytest.mark.promise("Policy `auto` is the tree of the policy that it stands for, named")
 async def test_auto_is_what_the_file_says_and_the_reply_names_it(tmp_path: Path) -> None:
-    """Same seed, same tree as naming that policy and its fields."""
+    """The tree is that of the same seed with the policy and its fields named."""
     app = app_of(tmp_path, TUNED, ScriptedEngine())
-    auto = await searched(app, {"policy": "auto"})
-    own = {"policy": "dora", "width": 6, "vote": "lineages", "temperature": 0.8}
-    named = await searched(app, own)
+    auto = await run_search(app, {"policy": "auto"})
+    fields = {"policy": "dora", "width": 6, "vote": "lineages", "temperature": 0.8}
+    by_name = await run_search(app, fields)
     assert (auto["policy"], auto["width"], auto["vote"]) == ("dora", 6, "lineages")
-    assert auto["tree_digest"] == named["tree_digest"]
-    assert auto["spec"] == named["spec"]
+    assert auto["tree_digest"] == by_name["tree_digest"]
+    assert auto["spec"] == by_name["spec"]
 
 
 async def test_what_the_client_says_wins(tmp_path: Path) -> None:
-    """A width of its own, by field or by alias; the rest is the file's."""
+    """The client's width, by field or by alias, wins; the rest is the file's."""
     app = app_of(tmp_path, TUNED, ScriptedEngine())
-    named = await searched(app, {"policy": "dora", "width": 4, "vote": "lineages"} | WARM)
-    assert (await searched(app, {"policy": "auto", "width": 4}))["spec"] == named["spec"]
-    by_alias = await chatted(app, model="sprig:auto-4")
+    by_name = await run_search(app, {"policy": "dora", "width": 4, "vote": "lineages"} | WARM)
+    assert (await run_search(app, {"policy": "auto", "width": 4}))["spec"] == by_name["spec"]
+    by_alias = await chat_search(app, model="sprig:auto-4")
     assert by_alias is not None
-    assert by_alias["spec"] == named["spec"]
-    whole = await chatted(app, model="sprig:auto")
+    assert by_alias["spec"] == by_name["spec"]
+    whole = await chat_search(app, model="sprig:auto")
     assert whole is not None
     assert (whole["policy"], whole["width"]) == ("dora", 6)
-    other = await chatted(app, model="sprig:auto-4", search={"policy": "beam"})
-    assert other is not None
-    assert (other["policy"], other["width"], other["vote"]) == ("beam", 4, "best_last")
+    beam = await chat_search(app, model="sprig:auto-4", search={"policy": "beam"})
+    assert beam is not None
+    assert (beam["policy"], beam["width"], beam["vote"]) == ("beam", 4, "best_last")
 
 
 WARM = {"temperature": 0.8}
@@ -112,11 +112,11 @@ WARM = {"temperature": 0.8}
 async def test_without_a_file_auto_suits_what_judges_steps(
     tmp_path: Path, scripted: dict[str, Any], changes: dict[str, Any], policy: str
 ) -> None:
-    """The trees are those of that policy named."""
+    """The tree is that of naming the chosen policy."""
     app = app_of(tmp_path, None, ScriptedEngine(**scripted), **changes)
-    auto = await searched(app, {"policy": "auto", "width": 4})
-    named = await searched(app, {"policy": policy, "width": 4})
-    assert (auto["policy"], auto["tree_digest"]) == (policy, named["tree_digest"])
+    auto = await run_search(app, {"policy": "auto", "width": 4})
+    by_name = await run_search(app, {"policy": policy, "width": 4})
+    assert (auto["policy"], auto["tree_digest"]) == (policy, by_name["tree_digest"])
 
 
 @pytest.mark.parametrize(
@@ -132,46 +132,46 @@ async def test_without_a_file_auto_suits_what_judges_steps(
 async def test_efforts_are_the_files_where_it_has_them(
     tmp_path: Path, effort: str, tuned: tuple[str, int] | None, plain: tuple[str, int] | None
 ) -> None:
-    """And without a file what they were."""
-    for text, wanted in ((TUNED, tuned), (None, plain)):
+    """An effort that the file lacks, and every effort without a file, is the built-in one."""
+    for text, expected in ((TUNED, tuned), (None, plain)):
         app = app_of(tmp_path, text, ScriptedEngine())
-        search = await chatted(app, reasoning_effort=effort)
-        assert (search and (search["policy"], search["width"])) == wanted
+        search = await chat_search(app, reasoning_effort=effort)
+        assert (search and (search["policy"], search["width"])) == expected
         if search and text and effort == "high":
             assert search["spec"]["mass"] == 0.5
 
 
 async def test_a_branch_by_auto(tmp_path: Path) -> None:
-    """It goes on as the file says, whatever the first search was."""
+    """A branch with ``auto`` uses the file's search, whatever the first search used."""
     app = app_of(tmp_path, TUNED, ScriptedEngine())
-    first = await searched(app, {"policy": "beam", "width": 4, "vote": "best_last"})
+    first = await run_search(app, {"policy": "beam", "width": 4, "vote": "best_last"})
     body = {"node": 1, "search": {"policy": "auto", "seed": 5}}
-    reply = await asked(app, f"/v1/search/{first['id']}/branch", body)
+    reply = await post(app, f"/v1/search/{first['id']}/branch", body)
     assert reply.status_code == 200, reply.text
     spec = reply.json()["spec"]
     assert (spec["policy"], spec["width"], spec["vote"]) == ("dora", 6, "lineages")
 
 
 async def test_auto_is_no_wider_than_the_key_allows(tmp_path: Path) -> None:
-    """What the client did not give is lowered; what it gave is refused."""
+    """A width that the client did not give is lowered; one that it gave is refused."""
     app = app_of(tmp_path, TUNED, ScriptedEngine(), max_width=5)
-    assert (await searched(app, {"policy": "auto"}))["width"] == 5
+    assert (await run_search(app, {"policy": "auto"}))["width"] == 5
     body = {"question": "?", "search": {"policy": "auto", "width": 6}}
-    reply = await asked(app, "/v1/search", body)
+    reply = await post(app, "/v1/search", body)
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, "search.width")
 
 
 async def test_other_models_are_named_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """At start; the models that it was tuned on are no warning, and a file without names is not."""
+    """Once at start; no warning for the models it was tuned on, nor for a file without names."""
     with caplog.at_level(logging.WARNING, logger="hedgerow"):
         app_of(tmp_path, TUNED, ScriptedEngine())
         app_of(tmp_path, "", ScriptedEngine())
         assert caplog.messages == []
-        other = TUNED.replace('"sprig"', '"Qwen/Qwen3-0.6B"')
-        app = app_of(tmp_path, other, ScriptedEngine(), reward_model=None)
-        await searched(app, {"policy": "auto"})
+        other_text = TUNED.replace('"sprig"', '"Qwen/Qwen3-0.6B"')
+        app = app_of(tmp_path, other_text, ScriptedEngine(), reward_model=None)
+        await run_search(app, {"policy": "auto"})
     (line,) = caplog.messages
     assert "policy_model: sprig, not Qwen/Qwen3-0.6B" in line
     assert "reward_model: None, not sprig/prm" in line
@@ -187,6 +187,6 @@ async def test_other_models_are_named_once(
 def test_what_the_engine_cannot_do_is_said_at_start(
     tmp_path: Path, engine: dict[str, Any], message: str
 ) -> None:
-    """By the field, before anybody asks."""
+    """The error names the field, before any request."""
     with pytest.raises(SettingsError, match=message):
         app_of(tmp_path, TUNED, ScriptedEngine(**engine))

@@ -1,4 +1,4 @@
-"""Tests of ``server.connections``: what a JSON body holds is counted before it is parsed."""
+"""Tests of ``server.connections``: values in a JSON body are counted before it is parsed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several choices, text completions, and a search that tells how it gets on."""
+"""Several choices, text completions, and a search that reports its progress."""
 
 from __future__ import annotations
 
@@ -11,42 +11,44 @@ from openai import AsyncOpenAI
 from search.tree import ROOT
 from server.reply_text import answer_of
 from tests.search.scripted_engine import ScriptedEngine, babble
-from tests.server.conftest import chat, chunks, joined, refusal, saying, search_of
+from tests.server.conftest import chat, chunks, concat, refusal, saying, search_of
 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_n_of_a_search_is_its_best_distinct_answers(
     openai: AsyncOpenAI, stream: bool
 ) -> None:
-    """Heaviest first, each answer once; fewer if there are not as many."""
+    """Heaviest first, each answer once; fewer if there are not that many."""
     body = {"search": {"policy": "rebase", "width": 16, "seed": 2}}
-    one = await chat(openai, **body)
-    votes = search_of(one)["votes"]
+    single = await chat(openai, **body)
+    votes = search_of(single)["votes"]
     assert len(votes) > 2
     for n in (2, 16):
         if stream:
-            replies = list(joined(await chunks(openai, n=n, **body)).values())
+            replies = list(concat(await chunks(openai, n=n, **body)).values())
         else:
-            done = await chat(openai, n=n, **body)
-            assert [choice.index for choice in done.choices] == list(range(len(done.choices)))
-            assert done.usage == one.usage
-            replies = [choice.message.content or "" for choice in done.choices]
+            completion = await chat(openai, n=n, **body)
+            assert [choice.index for choice in completion.choices] == list(
+                range(len(completion.choices))
+            )
+            assert completion.usage == single.usage
+            replies = [choice.message.content or "" for choice in completion.choices]
         answers = [answer_of("?")(reply) for reply in replies]
         assert answers == [vote["answer"] for vote in votes][:n]
-        assert replies[0] == one.choices[0].message.content
+        assert replies[0] == single.choices[0].message.content
 
 
 async def test_n_of_a_plain_reply_is_n_draws(openai: AsyncOpenAI, engine: ScriptedEngine) -> None:
-    """The first is what n = 1 says; the others have noise of their own; the prompt counts once."""
-    one, many = await chat(openai, seed=4), await chat(openai, seed=4, n=5)
-    texts = [choice.message.content for choice in many.choices]
-    assert texts[0] == one.choices[0].message.content
+    """The first is the reply of n = 1; the others have their own noise; the prompt counts once."""
+    single, several = await chat(openai, seed=4), await chat(openai, seed=4, n=5)
+    texts = [choice.message.content for choice in several.choices]
+    assert texts[0] == single.choices[0].message.content
     assert len(set(texts)) > 1
-    assert many.usage is not None
-    assert one.usage is not None
-    assert many.usage.prompt_tokens == one.usage.prompt_tokens
-    assert many.usage.completion_tokens > one.usage.completion_tokens
-    assert joined(await chunks(openai, seed=4, n=5)) == dict(enumerate(texts))
+    assert several.usage is not None
+    assert single.usage is not None
+    assert several.usage.prompt_tokens == single.usage.prompt_tokens
+    assert several.usage.completion_tokens > single.usage.completion_tokens
+    assert concat(await chunks(openai, seed=4, n=5)) == dict(enumerate(texts))
     assert not engine.live
     assert max(len(branches) for branches in engine.expanded) == 5
 
@@ -54,13 +56,13 @@ async def test_n_of_a_plain_reply_is_n_draws(openai: AsyncOpenAI, engine: Script
 async def test_a_text_completion_takes_the_prompt_as_it_stands(
     openai: AsyncOpenAI, engine: ScriptedEngine
 ) -> None:
-    """No chat template; streamed or whole it says the same."""
+    """Without a chat template; streamed and whole replies are the same."""
     engine.say = saying(" grows back.")
-    done = await openai.completions.create(model="sprig", prompt="A hedge", seed=1)
-    assert done.object == "text_completion"
-    assert done.choices[0].text == " grows back."
+    completion = await openai.completions.create(model="sprig", prompt="A hedge", seed=1)
+    assert completion.object == "text_completion"
+    assert completion.choices[0].text == " grows back."
     assert "".join(map(chr, engine.expanded[0][0].tokens)) == "A hedge"
-    found = [
+    stream = [
         chunk
         async for chunk in await openai.completions.create(
             model="sprig",
@@ -70,46 +72,46 @@ async def test_a_text_completion_takes_the_prompt_as_it_stands(
             stream_options={"include_usage": True},
         )
     ]
-    assert "".join(c.choices[0].text for c in found if c.choices) == " grows back."
-    assert found[-2].choices[0].finish_reason == "stop"
-    assert found[-1].usage == done.usage
+    assert "".join(c.choices[0].text for c in stream if c.choices) == " grows back."
+    assert stream[-2].choices[0].finish_reason == "stop"
+    assert stream[-1].usage == completion.usage
 
 
 async def test_text_completions_of_several_prompts_are_those_of_each(
     openai: AsyncOpenAI, engine: ScriptedEngine
 ) -> None:
-    """In the prompts' order, ``n`` to each; whole or streamed, with the seed that each has alone;
+    """In the prompts' order, ``n`` for each; whole or streamed, with the seed that each has alone;
     the usage counts every prompt once."""
     engine.say = lambda branch: babble(branch).removesuffix("\n\n")
-    asked: dict[str, Any] = {"model": "sprig", "seed": 4, "n": 2, "max_tokens": 40}
+    fields: dict[str, Any] = {"model": "sprig", "seed": 4, "n": 2, "max_tokens": 40}
     prompts = ["A hedge", "A fence", "A wall"]
-    alone = [await openai.completions.create(prompt=one, **asked) for one in prompts]
-    done = await openai.completions.create(prompt=prompts, **asked)
-    texts = [choice.text for one in alone for choice in one.choices]
-    assert [choice.index for choice in done.choices] == [*range(6)]
-    assert [choice.text for choice in done.choices] == texts
+    alone = [await openai.completions.create(prompt=prompt, **fields) for prompt in prompts]
+    together = await openai.completions.create(prompt=prompts, **fields)
+    texts = [choice.text for completion in alone for choice in completion.choices]
+    assert [choice.index for choice in together.choices] == [*range(6)]
+    assert [choice.text for choice in together.choices] == texts
     assert len(set(texts)) > 1
-    assert done.usage is not None
-    counted = [one.usage for one in alone if one.usage is not None]
-    assert done.usage.prompt_tokens == sum(map(len, prompts))
-    assert done.usage.completion_tokens == sum(usage.completion_tokens for usage in counted)
-    stream = await openai.completions.create(prompt=prompts, **asked, stream=True)
-    assert joined([chunk async for chunk in stream]) == dict(enumerate(texts))
+    assert together.usage is not None
+    usages = [completion.usage for completion in alone if completion.usage is not None]
+    assert together.usage.prompt_tokens == sum(map(len, prompts))
+    assert together.usage.completion_tokens == sum(usage.completion_tokens for usage in usages)
+    stream = await openai.completions.create(prompt=prompts, **fields, stream=True)
+    assert concat([chunk async for chunk in stream]) == dict(enumerate(texts))
     assert not engine.live
 
 
 async def test_prompts_may_be_token_ids(openai: AsyncOpenAI, engine: ScriptedEngine) -> None:
-    """One list of them or several; what is searched for is what they spell."""
+    """One list of ids or several; a search uses the text that they spell."""
     engine.say = lambda branch: "".join(map(chr, branch.tokens))[-3:].upper()
     ids = [list(map(ord, prompt)) for prompt in ("A hedge", "A fence")]
-    one = await openai.completions.create(model="sprig", prompt=ids[0])
+    single = await openai.completions.create(model="sprig", prompt=ids[0])
     both = await openai.completions.create(model="sprig", prompt=ids)
-    assert [choice.text for choice in one.choices] == ["DGE"]
+    assert [choice.text for choice in single.choices] == ["DGE"]
     assert [choice.text for choice in both.choices] == ["DGE", "NCE"]
     engine.say, texts = babble, []
     for prompt in (ids[0], "A hedge"):
-        done = await openai.completions.create(model="sprig:beam-4", prompt=prompt, seed=1)
-        texts.append((done.choices[0].text, search_of(done)["tree_digest"]))
+        completion = await openai.completions.create(model="sprig:beam-4", prompt=prompt, seed=1)
+        texts.append((completion.choices[0].text, search_of(completion)["tree_digest"]))
     assert texts[0] == texts[1]
 
 
@@ -136,7 +138,7 @@ async def test_prompts_may_be_token_ids(openai: AsyncOpenAI, engine: ScriptedEng
 async def test_what_a_text_completion_does_not_offer_is_named(
     http: httpx2.AsyncClient, change: dict[str, Any], param: str
 ) -> None:
-    """Refused by name, like the chat's."""
+    """The error names the field, as for chats."""
     error = await refusal(http, "/v1/completions", {"model": "sprig", "prompt": "a"} | change)
     assert error["param"] == param
 
@@ -144,8 +146,8 @@ async def test_what_a_text_completion_does_not_offer_is_named(
 async def test_a_search_tells_how_it_gets_on_if_asked(
     openai: AsyncOpenAI, engine: ScriptedEngine
 ) -> None:
-    """A line a round as ``reasoning_content``, before the reply and never within it, though much of
-    that is certain early; whole the same; none unless asked."""
+    """One line per round as ``reasoning_content``, before the reply and never within it, though
+    much of the reply is certain early; whole replies have the same; none unless asked."""
     engine.say = lambda branch: (
         "Let us see.\n\n" if branch.parent == ROOT else babble(branch)  # all say that first
     )
@@ -154,38 +156,38 @@ async def test_a_search_tells_how_it_gets_on_if_asked(
     async def deltas(extra: dict[str, Any]) -> list[Any]:
         return [chunk.choices[0].delta for chunk in await chunks(openai, **body | extra)]
 
-    told = await deltas({"include_reasoning": True})
-    lines = [d.reasoning_content for d in told if getattr(d, "reasoning_content", None)]
+    stream = await deltas({"include_reasoning": True})
+    lines = [d.reasoning_content for d in stream if getattr(d, "reasoning_content", None)]
     assert [line.split(":")[0] for line in lines] == [
         f"round {number}" for number in range(1, len(lines) + 1)
     ]
     assert "4 steps" in lines[0]
     assert "best 0." in lines[0]
-    thoughts = [bool(getattr(d, "reasoning_content", None)) for d in told]
-    parts = [thought for thought, d in zip(thoughts, told, strict=True) if thought or d.content]
+    thoughts = [bool(getattr(d, "reasoning_content", None)) for d in stream]
+    parts = [thought for thought, d in zip(thoughts, stream, strict=True) if thought or d.content]
     assert parts == [True] * len(lines) + [False]
     quiet = await deltas({})
     assert not any(getattr(d, "reasoning_content", None) for d in quiet)
     assert len([d for d in quiet if d.content]) > 1
-    said = "".join(d.content or "" for d in told)
-    assert said == "".join(d.content or "" for d in quiet)
+    text = "".join(d.content or "" for d in stream)
+    assert text == "".join(d.content or "" for d in quiet)
     for extra, thought in (({"include_reasoning": True}, "".join(lines)), ({}, None)):
         whole = await chat(openai, **body | extra)
         message = whole.choices[0].message
-        assert message.content == said
+        assert message.content == text
         assert (message.model_extra or {}).get("reasoning_content") == thought
 
 
 async def test_a_search_says_how_its_answers_are_read(
     openai: AsyncOpenAI, engine: ScriptedEngine
 ) -> None:
-    """0.5 and 1/2 vote together as maths, and a bare number counts; as text neither is so."""
+    """As maths, 0.5 and 1/2 vote together and a bare number is an answer; as text neither."""
     engine.say = lambda branch: ["The answer is 0.5.", "So it is 1/2"][branch.child % 2]
 
     async def votes(rule: str) -> list[tuple[str, int]]:
         search = {"policy": "self_consistency", "width": 4, "answers": rule}
-        found = search_of(await chat(openai, search=search))
-        return [(vote["answer"], vote["count"]) for vote in found["votes"]]
+        document = search_of(await chat(openai, search=search))
+        return [(vote["answer"], vote["count"]) for vote in document["votes"]]
 
     assert await votes("maths") == [("0.5", 4)]
     assert await votes("text") == [("0.5", 2)]

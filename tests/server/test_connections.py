@@ -1,4 +1,4 @@
-"""How many connections there may be, and which go when there are too many."""
+"""How many connections there may be, and which are closed when there are too many."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ class Client:
 
     address: str
     idle: bool = True
-    gone: bool = False
+    closed: bool = False
 
     def close(self) -> None:
-        """Note it."""
-        self.gone = True
+        """Note that it was closed."""
+        self.closed = True
 
 
 @pytest.mark.parametrize(
-    ("opened", "gone"),
+    ("addresses", "expected"),
     [
         ("abc", ""),
         ("aaab", "0"),
@@ -35,14 +35,14 @@ class Client:
         ("abbcb", "12"),
     ],
 )
-def test_an_idle_one_of_who_has_most_goes(opened: str, gone: str) -> None:
+def test_an_idle_one_of_who_has_most_goes(addresses: str, expected: str) -> None:
     """By hand, three at once; capitals have a request under way. Of equal addresses the older."""
     connections = Connections(3)
-    clients = [Client(name.lower(), idle=name.islower()) for name in opened]
+    clients = [Client(name.lower(), idle=name.islower()) for name in addresses]
     for client in clients:
         connections.opened(client)
         assert len(connections) <= 3
-    assert "".join(str(i) for i, client in enumerate(clients) if client.gone) == gone
+    assert "".join(str(i) for i, client in enumerate(clients) if client.closed) == expected
     for client in [*clients, *clients]:
         connections.closed(client)
     assert len(connections) == 0
@@ -55,10 +55,10 @@ def test_an_idle_one_of_who_has_most_goes(opened: str, gone: str) -> None:
 def test_limits_keep_within_the_file_handles(
     handles: int, connections: int, bodies: int, by_address: int
 ) -> None:
-    """By hand: a quarter of the handles is not clients'; half bodies take at most half of the rest,
-    one address a quarter."""
-    lowered = within_handles(Settings(), handles)
-    assert lowered.max_connections == connections
-    assert (lowered.max_bodies, lowered.max_bodies_by_address) == (bodies, by_address)
+    """By hand: a quarter of the handles is not for clients; half bodies take at most half of the
+    rest, one address a quarter."""
+    settings = within_handles(Settings(), handles)
+    assert settings.max_connections == connections
+    assert (settings.max_bodies, settings.max_bodies_by_address) == (bodies, by_address)
     at_once = accepted_at_once(connections, handles)
     assert at_once == 2048 or 8 <= at_once <= (handles - connections) // 4

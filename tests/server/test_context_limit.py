@@ -14,29 +14,29 @@ from tests.server.conftest import question
 
 
 def test_room_by_hand() -> None:
-    """One tag a step where rewards are read, none where they are not."""
-    able = ScriptedEngine(context_tokens=100).capabilities
-    assert context_for(SearchSpec(policy="rebase", max_depth=7), able) == 93
-    assert context_for(SearchSpec(policy="self_consistency", max_depth=7), able) == 100
+    """One tag per step where rewards are read, none where they are not."""
+    capabilities = ScriptedEngine(context_tokens=100).capabilities
+    assert context_for(SearchSpec(policy="rebase", max_depth=7), capabilities) == 93
+    assert context_for(SearchSpec(policy="self_consistency", max_depth=7), capabilities) == 100
     spec = SearchSpec(policy="self_consistency", max_depth=7, vote="best_min")
-    assert context_for(spec, able) == 93
-    assert context_for(SearchSpec(max_depth=200), able) == 1
+    assert context_for(spec, capabilities) == 93
+    assert context_for(SearchSpec(max_depth=200), capabilities) == 1
 
 
 def test_a_reward_model_may_read_less_than_its_policy_writes() -> None:
     """Behind servers the two have contexts of their own: rewards end a trajectory at 60 tokens and
     7 tags, a policy with less room at its own context."""
-    able = ScriptedEngine(context_tokens=100).capabilities
-    narrow = replace(able, scored_tokens=67)
+    capabilities = ScriptedEngine(context_tokens=100).capabilities
+    narrow = replace(capabilities, scored_tokens=67)
     assert context_for(SearchSpec(policy="rebase", max_depth=7), narrow) == 60
     assert context_for(SearchSpec(policy="self_consistency", max_depth=7), narrow) == 100
-    assert context_for(SearchSpec(max_depth=7), replace(able, scored_tokens=500)) == 100
+    assert context_for(SearchSpec(max_depth=7), replace(capabilities, scored_tokens=500)) == 100
 
 
 async def test_no_path_with_its_tags_outgrows_the_context(
     http: httpx2.AsyncClient, engine: ScriptedEngine
 ) -> None:
-    """A model that never ends: the longest path scored fits the reward model, one tag a step."""
+    """A model that never ends: the longest scored path, with a tag per step, fits the context."""
     engine.context_tokens = 120
     engine.say = lambda branch: f"{len(branch.tokens)} on\n\n"
     body = {"model": "sprig", "messages": question(), "search": {"width": 2, "max_depth": 50}}

@@ -1,4 +1,4 @@
-"""Settings by engine: what an engine would not act on is refused by name."""
+"""Settings by engine: a setting that an engine would not act on is refused by name."""
 
 from __future__ import annotations
 
@@ -68,43 +68,43 @@ VALUES = {
 }
 
 
-def loaded(way: str, name: str, value: object) -> Settings:
-    """Settings for a way to run an engine, and one more."""
-    given = WAYS[way] | {name: str(value)}
-    return load_settings({f"{PREFIX}{key.upper()}": text for key, text in given.items()})
+def settings_for(way: str, name: str, value: object) -> Settings:
+    """Return the settings of a way to run an engine, with one more setting."""
+    fields = WAYS[way] | {name: str(value)}
+    return load_settings({f"{PREFIX}{key.upper()}": text for key, text in fields.items()})
 
 
 def test_the_table_names_settings() -> None:
-    """Each of them, and what is off is a value of it."""
+    """The table has each of them, and each value that means off."""
     assert set(VALUES) == set(ACTED_ON_BY)
     assert set(OFF) <= set(ACTED_ON_BY)
 
 
 @pytest.mark.parametrize("name", VALUES)
 def test_an_engine_refuses_what_it_would_not_act_on(name: str) -> None:
-    """The error names the setting and its value, and the engines that act on it; others take it."""
+    """The error names the setting, its value and the engines that act on it; others take it."""
     for way in set(WAYS) - {
         LAUNCHED if name.endswith("urls") else RUNNING if name == "launch" else ""
     }:
         if way in ACTED_ON_BY[name]:
-            assert name in loaded(way, name, VALUES[name]).model_fields_set
+            assert name in settings_for(way, name, VALUES[name]).model_fields_set
             continue
-        with pytest.raises(SettingsError) as refused:
-            loaded(way, name, VALUES[name])
-        assert str(refused.value).startswith(f"{PREFIX}{name.upper()} = ")
-        assert f"not acted on by {way}" in str(refused.value)
-        assert str(refused.value).endswith(" or ".join(ACTED_ON_BY[name]))
+        with pytest.raises(SettingsError) as error:
+            settings_for(way, name, VALUES[name])
+        assert str(error.value).startswith(f"{PREFIX}{name.upper()} = ")
+        assert f"not acted on by {way}" in str(error.value)
+        assert str(error.value).endswith(" or ".join(ACTED_ON_BY[name]))
 
 
 @pytest.mark.parametrize("name", OFF)
 @pytest.mark.parametrize("way", WAYS)
 def test_off_is_what_any_engine_may_be_told(way: str, name: str) -> None:
-    """It asks for nothing that would be ignored."""
+    """Off asks for nothing that an engine could ignore."""
     if not (name == "launch" and way == LAUNCHED):
-        assert getattr(loaded(way, name, OFF[name]), name) == OFF[name]
+        assert getattr(settings_for(way, name, OFF[name]), name) == OFF[name]
 
 
 def test_urls_and_launched_servers_exclude_each_other() -> None:
     """Servers that are launched have URLs of their own."""
     with pytest.raises(SettingsError, match=r"POLICY_URLS = .*not acted on by .* --launch; leave"):
-        loaded(LAUNCHED, "policy_urls", "http://a:1")
+        settings_for(LAUNCHED, "policy_urls", "http://a:1")

@@ -1,4 +1,4 @@
-"""Several models in one server: each has its own engine, all else they share."""
+"""Several models in one server: each has its own engine, and they share all else."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CHAT = "/v1/chat/completions"
 
 @pytest.fixture
 def oak() -> ScriptedEngine:
-    """The second model's engine, which says something else."""
+    """The second model's engine, which gives another reply."""
     return ScriptedEngine(lambda _: "I am the oak. The answer is 7.")
 
 
@@ -38,7 +38,7 @@ async def two(engine: ScriptedEngine, oak: ScriptedEngine) -> AsyncIterator[http
 async def test_the_models_name_picks_the_engine(
     two: httpx2.AsyncClient, engine: ScriptedEngine, oak: ScriptedEngine
 ) -> None:
-    """Plain, by alias, as a text, as a search and as its branch; all of them are listed."""
+    """Plain, by alias, as text, as a search and as its branch; both models are listed."""
     body = {"model": "oak", "messages": question(), "seed": 1}
     for path, change in (
         (CHAT, {}),
@@ -48,15 +48,15 @@ async def test_the_models_name_picks_the_engine(
         answer = (await two.post(path, json=body | change)).json()
         assert "I am the oak" in str(answer["choices"][0])
         assert "/oak/" in answer["system_fingerprint"]
-    found = (await two.post("/v1/search", json={"model": "oak", "question": "?"})).json()
-    assert found["answer"] == "7"
+    document = (await two.post("/v1/search", json={"model": "oak", "question": "?"})).json()
+    assert document["answer"] == "7"
     calls = len(oak.expanded)
-    branched = await two.post(f"/v1/search/{found['id']}/branch", json={"node": 0})
-    assert branched.json()["model"] == "oak"
+    branch = await two.post(f"/v1/search/{document['id']}/branch", json={"node": 0})
+    assert branch.json()["model"] == "oak"
     assert len(oak.expanded) > calls
     assert not engine.expanded
-    listed = {model["id"] for model in (await two.get("/v1/models")).json()["data"]}
-    assert {"sprig", "sprig:beam-4", "oak", "oak:beam-4"} <= listed
+    ids = {model["id"] for model in (await two.get("/v1/models")).json()["data"]}
+    assert {"sprig", "sprig:beam-4", "oak", "oak:beam-4"} <= ids
     assert (await two.get("/v1/models/oak:mcts-4")).status_code == 200
     assert (await two.post(CHAT, json=body | {"model": "elm"})).status_code == 404
 
@@ -75,8 +75,8 @@ async def test_one_engine_that_is_down_makes_the_server_unready(
 async def test_metrics_tell_the_engines_apart(
     two: httpx2.AsyncClient, engine: ScriptedEngine, oak: ScriptedEngine
 ) -> None:
-    """Every engine's report by the model that it serves; one that is down hides no other, and its
-    last report stays."""
+    """Every engine's report has its model as label; one that is down hides no other, and its last
+    report stays."""
     engine.live, oak.live = {"a"}, {"b", "c"}
     first = (await two.get("/metrics")).text
     oak.usage = oak.health  # type: ignore[method-assign]
@@ -96,7 +96,7 @@ async def test_metrics_tell_the_engines_apart(
 
 
 def test_a_table_says_in_what_a_model_differs(tmp_path: Path) -> None:
-    """Everything else is the server's own setting."""
+    """Settings that the table leaves out are the server's own."""
     path = tmp_path / "models.toml"
     path.write_text(f'[draft]\npolicy_model = "{SPRIG_FOLDER / "draft"}"\nreward_model = "none"\n')
     (draft,) = further_models(Settings(models_file=path, kv_tokens=4096))
@@ -106,7 +106,7 @@ def test_a_table_says_in_what_a_model_differs(tmp_path: Path) -> None:
 
 
 def test_what_was_fitted_to_one_model_is_not_another_ones(tmp_path: Path) -> None:
-    """A table with a policy model of its own has a theta of its own, or none."""
+    """A table with a policy model of its own has its own theta or none."""
     theta = Path("tests/kvpolicy/all_signals.json")
     path = tmp_path / "models.toml"
     path.write_text(
@@ -115,9 +115,9 @@ def test_what_was_fitted_to_one_model_is_not_another_ones(tmp_path: Path) -> Non
     )
     tuned = tmp_path / "tuned.toml"
     tuned.write_text("")
-    found = further_models(Settings(models_file=path, kv_theta=theta, tuned=tuned))
-    assert [own.kv_theta for own in found] == [theta, None, theta]
-    assert [own.tuned for own in found] == [tuned, None, None]
+    models = further_models(Settings(models_file=path, kv_theta=theta, tuned=tuned))
+    assert [model.kv_theta for model in models] == [theta, None, theta]
+    assert [model.tuned for model in models] == [tuned, None, None]
 
 
 @pytest.mark.parametrize(
@@ -132,9 +132,9 @@ def test_what_was_fitted_to_one_model_is_not_another_ones(tmp_path: Path) -> Non
     ],
 )
 def test_a_wrong_table_is_named(tmp_path: Path, text: str, words: str) -> None:
-    """By file, table and field."""
+    """The error names the file, the table and the field."""
     path = tmp_path / "models.toml"
     path.write_text(text)
-    with pytest.raises(SettingsError) as told:
+    with pytest.raises(SettingsError) as error:
         further_models(Settings(models_file=path))
-    assert words in str(told.value)
+    assert words in str(error.value)

@@ -84,20 +84,20 @@ def test_what_is_planned_is_checked_and_launched(
     pair["reward_format"] = "qwen2.5-math-prm"
     settings, gpu = load_settings({}, **pair), GPUS["h100-pcie"]
     assert local_gpu() == replace(gpu, name="NVIDIA H100 PCIe")
-    launched = tuple(one.memory for one in server_options(settings))
-    planned = make_plan(settings, SplitLoad(*settings.kv_load), gpu)
-    checked = check_models(settings, gpu)["memory"]
-    assert launched == tuple(planned["mem_fraction_static"].values())
-    assert launched == tuple(checked["shares"].values())
-    assert checked["kv_tokens"]["policy"] == planned["roofline"]["kv_tokens"]
+    launched_shares = tuple(server.memory for server in server_options(settings))
+    plan = make_plan(settings, SplitLoad(*settings.kv_load), gpu)
+    memory = check_models(settings, gpu)["memory"]
+    assert launched_shares == tuple(plan["mem_fraction_static"].values())
+    assert launched_shares == tuple(memory["shares"].values())
+    assert memory["kv_tokens"]["policy"] == plan["roofline"]["kv_tokens"]
     embedding = QWEN_7B["vocab_size"] * QWEN_7B["hidden_size"] * 2
-    assert planned["budget_bytes"] < (1 - PASSES_SHARE) * (81559 << 20) - 14.1e9 - embedding - 3e9
+    assert plan["budget_bytes"] < (1 - PASSES_SHARE) * (81559 << 20) - 14.1e9 - embedding - 3e9
 
 
 def test_shares_are_as_set_or_all_of_a_gpu_of_ones_own(pair: dict[str, Any]) -> None:
     """One server, or a second GPU: what passes leave."""
-    given = load_settings({}, **pair, launch_memory="0.5,0.4")
-    assert shares(given) == (0.5, 0.4)
+    fixed = load_settings({}, **pair, launch_memory="0.5,0.4")
+    assert shares(fixed) == (0.5, 0.4)
     alone = 1 - PASSES_SHARE
     settings = load_settings({}, **pair)
     assert launch_shares(settings, "cuda", None, LARGE)[0] == alone
@@ -123,14 +123,14 @@ def test_a_model_that_is_spread_takes_less_of_each_gpu(pair: dict[str, Any]) -> 
     settings = load_settings({}, **pair)
     halves = load_settings({}, **pair, policy_args="--tp-size 2", reward_args="--tp-size 2")
     copies = load_settings({}, **pair, policy_args="--dp-size 2", reward_args="--dp-size 2")
-    one, two, both = (
-        room_on(LARGE, each, each.reward_model) for each in (settings, halves, copies)
+    whole, split, copied = (
+        room_on(LARGE, variant, variant.reward_model) for variant in (settings, halves, copies)
     )
-    assert one
-    assert two
-    assert both
-    assert all(more > 2 * less for more, less in zip(two.kv_tokens, one.kv_tokens, strict=True))
-    assert both.kv_tokens == pytest.approx([2 * tokens for tokens in one.kv_tokens], rel=0.01)
+    assert whole
+    assert split
+    assert copied
+    assert all(half > 2 * full for half, full in zip(split.kv_tokens, whole.kv_tokens, strict=True))
+    assert copied.kv_tokens == pytest.approx([2 * tokens for tokens in whole.kv_tokens], rel=0.01)
     small = replace(LARGE, memory=14)
     with pytest.raises(ValueError, match="GB of weights in bfloat16"):
         room_on(small, settings, settings.reward_model)
@@ -151,13 +151,13 @@ def test_gpus_are_taken_from_a_servers_arguments() -> None:
 def test_more_parts_than_heads_of_keys_hold_one_each() -> None:
     """As SGLang has it: heads are repeated then."""
     config = ModelConfig.from_checkpoint(SPRIG_FOLDER / "policy")
-    whole, many = Placed.of(config), Placed.of(config, Spread(64))
-    assert many.costs.kv_bytes == whole.costs.kv_bytes / config.kv_heads
-    assert many.weights == whole.weights / 64
+    whole, spread = Placed.of(config), Placed.of(config, Spread(64))
+    assert spread.costs.kv_bytes == whole.costs.kv_bytes / config.kv_heads
+    assert spread.weights == whole.weights / 64
 
 
 @pytest.mark.parametrize(
-    ("said", "name"),
+    ("driver_name", "name"),
     [
         ("NVIDIA H100 80GB HBM3", "h100"),
         ("NVIDIA H100 PCIe", "h100-pcie"),
@@ -169,12 +169,12 @@ def test_more_parts_than_heads_of_keys_hold_one_each() -> None:
     ],
 )
 def test_a_gpu_is_known_by_its_drivers_name(
-    said: str, name: str, monkeypatch: pytest.MonkeyPatch
+    driver_name: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its peaks by its row, its memory as told; of an unknown one an A100's peaks."""
-    monkeypatch.setattr(machine, "cuda_devices", lambda: (CudaDevice(said, 8 * 10**9),))
-    found = local_gpu()
-    assert found == Gpu(said, GPUS[name].teraflops, GPUS[name].bandwidth, 8.0)
+    monkeypatch.setattr(machine, "cuda_devices", lambda: (CudaDevice(driver_name, 8 * 10**9),))
+    gpu = local_gpu()
+    assert gpu == Gpu(driver_name, GPUS[name].teraflops, GPUS[name].bandwidth, 8.0)
 
 
 def test_what_does_not_fit_is_said_before_anything_starts(
@@ -183,9 +183,9 @@ def test_what_does_not_fit_is_said_before_anything_starts(
     """With the sizes, and what may be done; of the GPU that is asked about, not of the one here."""
     monkeypatch.setattr(machine, "cuda_devices", lambda: (CudaDevice("small", 16 * 10**9),))
     settings = load_settings({}, **pair, reward_format="qwen2.5-math-prm")
-    with pytest.raises(SettingsError) as refused:
+    with pytest.raises(SettingsError) as error:
         server_options(settings)
     for part in ("18.8 GB of weights in bfloat16", "14.1 of small's 16 GB", "--base-gpu-id 1"):
-        assert part in str(refused.value)
-    assert sum("18.8 GB" in why for why in check_models(settings)["refused"]) == 1
+        assert part in str(error.value)
+    assert sum("18.8 GB" in reason for reason in check_models(settings)["refused"]) == 1
     assert "GB of weights" not in str(check_models(settings, GPUS["h100"])["refused"])

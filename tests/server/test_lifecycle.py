@@ -47,22 +47,22 @@ def test_the_first_signal_drains() -> None:
         with http.stream("POST", CHAT, json=WIDE, headers=name) as stream:
             lines = stream.iter_lines()
             next(lines)
-            with httpx2.Client(base_url=server.url, timeout=120) as other:
-                while not in_flight(other):
+            with httpx2.Client(base_url=server.url, timeout=120) as probe:
+                while not in_flight(probe):
                     pass
                 server.process.send_signal(signal.SIGTERM)
                 _until_draining(server.url)
-                assert other.get("/ready").json()["error"]["code"] == "shutting_down"
-                assert other.get("/health").status_code == 200
-                refused = other.post(CHAT, json=WIDE)
-                assert refused.status_code == 503
-                assert refused.json()["error"]["code"] == "shutting_down"
-                assert int(refused.headers["retry-after"]) > 0
+                assert probe.get("/ready").json()["error"]["code"] == "shutting_down"
+                assert probe.get("/health").status_code == 200
+                answer = probe.post(CHAT, json=WIDE)
+                assert answer.status_code == 503
+                assert answer.json()["error"]["code"] == "shutting_down"
+                assert int(answer.headers["retry-after"]) > 0
             assert [line for line in lines if line][-1] == "data: [DONE]"
     assert server.wait() == 0
     log = [json.loads(line) for line in server.log]
-    (answered,) = [line for line in log if line.get("request_id") == "the-wide-one"]
-    assert (answered["route"], answered["status"]) == (CHAT, 200)
+    (access_line,) = [line for line in log if line.get("request_id") == "the-wide-one"]
+    assert (access_line["route"], access_line["status"]) == (CHAT, 200)
     assert all({"time", "level", "logger", "message"} <= line.keys() for line in log)
     assert QUESTION not in "".join(server.log)
 
@@ -76,7 +76,7 @@ def test_nobody_is_left_without_an_end(twice: bool) -> None:
     children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text()
     blocks = {"role": "user", "content": "Blocks c d a b. Reach b d c a in 10 moves."}
     body = WIDE | {"messages": [blocks], "search": {"width": 1024, "seed": 1}}
-    said: list[str] = []
+    received: list[str] = []
     cut = False
     with (
         httpx2.Client(base_url=server.url, timeout=120) as http,
@@ -84,21 +84,21 @@ def test_nobody_is_left_without_an_end(twice: bool) -> None:
     ):
         try:
             for line in stream.iter_lines():
-                if not said:
+                if not received:
                     server.process.send_signal(signal.SIGTERM)
                     _until_draining(server.url)
                     if twice:
                         server.process.send_signal(signal.SIGTERM)
-                said.append(line)
+                received.append(line)
         except httpx2.HTTPError:
             cut = True
     assert cut
     assert server.wait() == (-signal.SIGTERM if twice else 0)
-    assert any("shutting_down" in line for line in said) is not twice
-    assert "data: [DONE]" not in said
-    until = time.monotonic() + 30
+    assert any("shutting_down" in line for line in received) is not twice
+    assert "data: [DONE]" not in received
+    deadline = time.monotonic() + 30
     while any(alive(int(pid)) for pid in children.split()):
-        assert time.monotonic() < until, "the engine's process is still there"
+        assert time.monotonic() < deadline, "the engine's process is still there"
         time.sleep(0.05)
 
 
@@ -134,9 +134,9 @@ async def test_a_request_that_ran_long_is_not_tried_again_by_itself(
     await slow.task
     quick = Call(app, CHAT, body)
     await quick.task
-    for call, retried in ((slow, False), (quick, True)):
-        assert call.sent[0]["status"] == 503
-        assert ((b"x-should-retry", b"false") in call.sent[0]["headers"]) is not retried
+    for call, retry in ((slow, False), (quick, True)):
+        assert call.messages[0]["status"] == 503
+        assert ((b"x-should-retry", b"false") in call.messages[0]["headers"]) is not retry
 
 
 def test_lines_carry_the_request_they_belong_to() -> None:
@@ -152,18 +152,18 @@ def test_lines_carry_the_request_they_belong_to() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"), [({}, 0), ({"log_prompts": True}, 3)], indirect=["settings"]
+    ("settings", "count"), [({}, 0), ({"log_prompts": True}, 3)], indirect=["settings"]
 )
 async def test_prompts_are_logged_only_if_the_operator_asks(
-    http: httpx2.AsyncClient, caplog: pytest.LogCaptureFixture, told: int
+    http: httpx2.AsyncClient, caplog: pytest.LogCaptureFixture, count: int
 ) -> None:
     """Chat, text and search alike."""
     caplog.set_level("DEBUG")
     await http.post(CHAT, json={"model": "sprig", "messages": question("pssst")})
     await http.post("/v1/completions", json={"model": "sprig", "prompt": "pssst"})
     await http.post("/v1/search", json={"question": "pssst", "search": {"width": 2}})
-    told_of = [r for r in caplog.records if "pssst" in str(vars(r))]
-    assert len(told_of) == told
+    records = [r for r in caplog.records if "pssst" in str(vars(r))]
+    assert len(records) == count
 
 
 async def test_errors_name_their_request(http: httpx2.AsyncClient) -> None:
@@ -202,8 +202,8 @@ def test_config_check_says_what_a_start_would(
     environ: dict[str, str], status: int, words: str
 ) -> None:
     """Exit 0 and every setting, or exit 2 and one clear line; secrets are hidden."""
-    own = {name: None for name in os.environ if name.startswith("HEDGEROW_")}
-    done = CliRunner(env=own).invoke(command, ["config", "check"], env=environ)
-    assert done.exit_code == status, done.output
-    assert words in done.output
-    assert "hush" not in done.output
+    unset = {name: None for name in os.environ if name.startswith("HEDGEROW_")}
+    invocation = CliRunner(env=unset).invoke(command, ["config", "check"], env=environ)
+    assert invocation.exit_code == status, invocation.output
+    assert words in invocation.output
+    assert "hush" not in invocation.output

@@ -11,7 +11,7 @@ import pytest
 from openai import AsyncOpenAI, BadRequestError
 
 from tests.search.scripted_engine import ScriptedEngine
-from tests.server.conftest import chat, chunks, joined, saying, search_of
+from tests.server.conftest import chat, chunks, concat, saying, search_of
 
 REPLY = "It is a hedge."
 SEARCH = {"policy": "self_consistency", "width": 2, "seed": 1}
@@ -28,17 +28,17 @@ def words(content: Any) -> str:
 async def test_a_plain_replys_tokens(openai: AsyncOpenAI, engine: ScriptedEngine) -> None:
     """Whole and streamed: every token of the text once, the end token not, the likeliest beside."""
     engine.say = saying(REPLY)
-    asked: Any = {"logprobs": True, "top_logprobs": 2}
-    whole = (await chat(openai, **asked)).choices[0].logprobs
+    fields: Any = {"logprobs": True, "top_logprobs": 2}
+    whole = (await chat(openai, **fields)).choices[0].logprobs
     assert whole is not None
     assert words(whole.content) == REPLY
     assert [t.token for t in whole.content[0].top_logprobs] == ["I", "J"]  # type: ignore[index]
     parts = []
-    for chunk in await chunks(openai, **asked):
-        told = chunk.choices[0].logprobs
-        if told is not None and told.content:
-            assert words(told.content) == chunk.choices[0].delta.content
-            parts.append(words(told.content))
+    for chunk in await chunks(openai, **fields):
+        logprobs = chunk.choices[0].logprobs
+        if logprobs is not None and logprobs.content:
+            assert words(logprobs.content) == chunk.choices[0].delta.content
+            parts.append(words(logprobs.content))
     assert "".join(parts) == REPLY
     assert all(chunk.choices[0].logprobs is None for chunk in await chunks(openai))
 
@@ -48,17 +48,17 @@ async def test_what_a_stop_string_cuts_off_has_none(
 ) -> None:
     """And each of several replies has its own."""
     engine.say = saying(REPLY)
-    asked: Any = {"logprobs": True, "stop": "hed", "n": 2}
-    done = await chat(openai, **asked)
-    for choice in done.choices:
+    fields: Any = {"logprobs": True, "stop": "hed", "n": 2}
+    completion = await chat(openai, **fields)
+    for choice in completion.choices:
         assert choice.message.content == "It is a "
         assert choice.logprobs is not None
         assert words(choice.logprobs.content) == "It is a "
-    heard = {0: "", 1: ""}
-    for chunk in await chunks(openai, **asked):
+    texts = {0: "", 1: ""}
+    for chunk in await chunks(openai, **fields):
         for choice in chunk.choices:
-            heard[choice.index] += words((choice.logprobs and choice.logprobs.content) or [])
-    assert heard == {0: "It is a ", 1: "It is a "}
+            texts[choice.index] += words((choice.logprobs and choice.logprobs.content) or [])
+    assert texts == {0: "It is a ", 1: "It is a "}
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -72,8 +72,8 @@ async def test_the_chosen_reply_of_a_search(openai: AsyncOpenAI, stream: bool) -
     text = tokens = ""
     for chunk in await chunks(openai, logprobs=True, search=SEARCH):
         text += chunk.choices[0].delta.content or ""
-        told = chunk.choices[0].logprobs
-        tokens += words((told and told.content) or [])
+        logprobs = chunk.choices[0].logprobs
+        tokens += words((logprobs and logprobs.content) or [])
     assert text == tokens != ""
 
 
@@ -83,38 +83,38 @@ async def test_the_chosen_reply_of_a_search(openai: AsyncOpenAI, stream: bool) -
 )
 async def test_asking_for_them_changes_no_tree(openai: AsyncOpenAI) -> None:
     """Nor the reply."""
-    without = await chat(openai, search=SEARCH)
-    found = await chat(openai, search=SEARCH, logprobs=True)
-    assert search_of(without)["tree_digest"] == search_of(found)["tree_digest"]
+    plain = await chat(openai, search=SEARCH)
+    with_logprobs = await chat(openai, search=SEARCH, logprobs=True)
+    assert search_of(plain)["tree_digest"] == search_of(with_logprobs)["tree_digest"]
 
 
 async def test_of_a_text_completion(openai: AsyncOpenAI, engine: ScriptedEngine) -> None:
     """vLLM's shape: the one drawn stands among the likeliest; offsets count from the text's
     beginning."""
     engine.say = saying(REPLY)
-    done = await openai.completions.create(model="sprig", prompt="say: ", logprobs=1)
-    told = done.choices[0].logprobs
-    assert told is not None
-    assert told.tokens == list(REPLY)
-    assert told.text_offset == list(range(len(REPLY)))
-    assert told.token_logprobs == [-ord(letter) / 1024 for letter in REPLY]
-    assert told.top_logprobs is not None
-    assert told.top_logprobs[0] == {"I": -ord("I") / 1024}
+    completion = await openai.completions.create(model="sprig", prompt="say: ", logprobs=1)
+    logprobs = completion.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.tokens == list(REPLY)
+    assert logprobs.text_offset == list(range(len(REPLY)))
+    assert logprobs.token_logprobs == [-ord(letter) / 1024 for letter in REPLY]
+    assert logprobs.top_logprobs is not None
+    assert logprobs.top_logprobs[0] == {"I": -ord("I") / 1024}
 
 
 async def test_an_echo(openai: AsyncOpenAI, engine: ScriptedEngine) -> None:
     """The prompt stands before each reply to it, streamed too; refused with log-probabilities, as
     a prompt's are not told."""
     engine.say = saying(REPLY)
-    asked: Any = {"model": "sprig", "prompt": ["one: ", "two: "], "echo": True}
-    done = await openai.completions.create(**asked, n=2)
+    fields: Any = {"model": "sprig", "prompt": ["one: ", "two: "], "echo": True}
+    completion = await openai.completions.create(**fields, n=2)
     expected = [f"{name}: {REPLY}" for name in ("one", "one", "two", "two")]
-    assert [choice.text for choice in done.choices] == expected
-    stream = await openai.completions.create(**asked, stream=True)
-    assert joined([chunk async for chunk in stream]) == dict(enumerate(expected[1:3]))
-    with pytest.raises(BadRequestError) as refused:
-        await openai.completions.create(**asked, logprobs=1)
-    assert refused.value.param == "echo"
+    assert [choice.text for choice in completion.choices] == expected
+    stream = await openai.completions.create(**fields, stream=True)
+    assert concat([chunk async for chunk in stream]) == dict(enumerate(expected[1:3]))
+    with pytest.raises(BadRequestError) as error:
+        await openai.completions.create(**fields, logprobs=1)
+    assert error.value.param == "echo"
 
 
 async def test_an_engine_that_tells_none_says_so(
@@ -122,6 +122,6 @@ async def test_an_engine_that_tells_none_says_so(
 ) -> None:
     """By the field's name."""
     engine.logprobs = False
-    with pytest.raises(BadRequestError, match="does not tell them") as refused:
+    with pytest.raises(BadRequestError, match="does not tell them") as error:
         await chat(openai, logprobs=True)
-    assert refused.value.param == "logprobs"
+    assert error.value.param == "logprobs"

@@ -34,13 +34,13 @@ KILLS = int(os.environ.get("ENGINE_KILLS", "2"))
 """Of the engine, under load; 50 take some minutes."""
 
 
-async def asked(port: int, body: dict[str, Any]) -> tuple[asyncio.StreamReader, Any]:
+async def open_chat(port: int, body: dict[str, Any]) -> tuple[asyncio.StreamReader, Any]:
     """A connection on which a chat request has been sent."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    sent = json.dumps({"model": "sprig"} | body).encode()
+    content = json.dumps({"model": "sprig"} | body).encode()
     head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
-    head += f"content-type: application/json\r\ncontent-length: {len(sent)}\r\n\r\n"
-    writer.write(head.encode() + sent)
+    head += f"content-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n"
+    writer.write(head.encode() + content)
     await writer.drain()
     return reader, writer
 
@@ -53,18 +53,18 @@ async def test_five_hundred_streams_at_once(app: FastAPI, engine: ScriptedEngine
     reply = "".join(f"{i}," for i in range(100))
     engine.say = saying(reply)
 
-    async def one(number: int) -> bytes:
+    async def client(number: int) -> bytes:
         body = {"messages": question(f"{number}"), "stream": True, "seed": number}
-        reader, writer = await asked(port, body)
-        said = await reader.read()
+        reader, writer = await open_chat(port, body)
+        content = await reader.read()
         writer.close()
-        return said
+        return content
 
     async with serving(app) as port:
-        everything = await asyncio.gather(*(one(number) for number in range(STREAMS)))
-    for said in everything:
-        assert b"data: [DONE]" in said
-        assert "".join(re.findall(r'"content":"([^"]*)"', said.decode())) == reply
+        contents = await asyncio.gather(*(client(number) for number in range(STREAMS)))
+    for content in contents:
+        assert b"data: [DONE]" in content
+        assert "".join(re.findall(r'"content":"([^"]*)"', content.decode())) == reply
     assert not engine.live
 
 
@@ -76,11 +76,11 @@ async def test_a_thousand_clients_that_leave_hold_nothing() -> None:
     messages = [{"role": "user", "content": QUESTION}]
     room = asyncio.Semaphore(40)
 
-    async def one(port: int, number: int) -> None:
+    async def client(port: int, number: int) -> None:
         body: dict[str, Any] = {"messages": messages, "stream": bool(number % 2), "seed": number}
         body |= {"search": {"width": draw.choice([1, 4, 32])}} if number % 3 else {}
         async with room:
-            reader, writer = await asked(port, body)
+            reader, writer = await open_chat(port, body)
             try:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(draw.random() * 0.2):
@@ -93,7 +93,7 @@ async def test_a_thousand_clients_that_leave_hold_nothing() -> None:
         async with serving(create_app(service)) as port:
             before = asyncio.all_tasks()
             leavers = asyncio.gather(
-                *(one(port, number) for number in range(LEAVERS)), return_exceptions=True
+                *(client(port, number) for number in range(LEAVERS)), return_exceptions=True
             )
             while service.admission.open or service.runner.under_way or not leavers.done():
                 growing = sum(s.value for s in service.metrics.in_flight.collect()[0].samples)
@@ -103,13 +103,13 @@ async def test_a_thousand_clients_that_leave_hold_nothing() -> None:
             usage = await parts.engine.usage()
             while asyncio.all_tasks() - before:
                 await asyncio.sleep(0.05)
-            reader, _ = await asked(port, {"messages": messages, "max_tokens": 8})
+            reader, _ = await open_chat(port, {"messages": messages, "max_tokens": 8})
             assert b"200 OK" in await reader.read()
     assert usage.kv_tokens_active == usage.prm_kv_tokens_active == 0
     assert usage.running == usage.waiting == 0
 
 
-KNOWN: list[dict[str, Any]] = [
+REPEATABLE: list[dict[str, Any]] = [
     {"model": "sprig", "messages": [{"role": "user", "content": QUESTION}]} | more
     for more in ({"seed": 5}, {"search": {"width": 4, "seed": 5}})
 ]
@@ -117,31 +117,31 @@ KNOWN: list[dict[str, Any]] = [
 
 
 class Load:
-    """Clients that ask what is ``KNOWN`` until they are told to stop, and count what they got."""
+    """Clients that send ``REPEATABLE`` requests until they are stopped, and count the answers."""
 
     def __init__(self, url: str) -> None:
         self.url = url
         self.stop = Event()
-        self.answered = 0
-        self.failed = 0
+        self.answer_count = 0
+        self.error_count = 0
         with httpx2.Client(base_url=url, timeout=300) as http:
-            self.expected = [whole(http, body) for body in KNOWN]
+            self.expected = [ask(http, body) for body in REPEATABLE]
 
     def client(self, number: int) -> None:
         """One client; every second one of each kind streams. Raises for anything but the right
         answer or an error in OpenAI's shape."""
-        kind, parsed = number % 2, streamed if number % 4 > 1 else whole
+        kind, request = number % 2, ask_streamed if number % 4 > 1 else ask
         with httpx2.Client(base_url=self.url, timeout=300) as http:
             while not self.stop.is_set():
-                found = parsed(http, KNOWN[kind])
-                assert found in (None, self.expected[kind])
-                if found is None:
-                    self.failed += 1
+                reply = request(http, REPEATABLE[kind])
+                assert reply in (None, self.expected[kind])
+                if reply is None:
+                    self.error_count += 1
                 else:
-                    self.answered += 1
+                    self.answer_count += 1
 
 
-def whole(http: httpx2.Client, body: dict[str, Any]) -> str | None:
+def ask(http: httpx2.Client, body: dict[str, Any]) -> str | None:
     """What was replied; None if the engine was said to be down."""
     answer = http.post(CHAT, json=body)
     if answer.status_code == 200:
@@ -150,19 +150,19 @@ def whole(http: httpx2.Client, body: dict[str, Any]) -> str | None:
     return None
 
 
-def streamed(http: httpx2.Client, body: dict[str, Any]) -> str | None:
+def ask_streamed(http: httpx2.Client, body: dict[str, Any]) -> str | None:
     """The same of a stream, which ends with [DONE], or with an error event and is cut."""
-    said: list[str] = []
+    events: list[str] = []
     with (
         http.stream("POST", CHAT, json=body | {"stream": True}) as lines,
         suppress(httpx2.RemoteProtocolError),
     ):
         for line in lines.iter_lines():
-            said += [line.removeprefix("data: ")] if line else []
-    if said[-1] != "[DONE]":
-        assert json.loads(said[-1])["error"]["code"] == "engine_unavailable"
+            events += [line.removeprefix("data: ")] if line else []
+    if events[-1] != "[DONE]":
+        assert json.loads(events[-1])["error"]["code"] == "engine_unavailable"
         return None
-    deltas = [c["delta"] for line in said[:-1] for c in json.loads(line)["choices"]]
+    deltas = [c["delta"] for line in events[:-1] for c in json.loads(line)["choices"]]
     return "".join(delta.get("content", "") for delta in deltas)
 
 
@@ -179,8 +179,8 @@ def test_the_engine_is_killed_under_load() -> None:
         clients = [pool.submit(load.client, number) for number in range(4)]
         try:
             for _ in range(KILLS):
-                answered = load.answered
-                while load.answered < answered + 4 and not any(c.done() for c in clients):
+                before = load.answer_count
+                while load.answer_count < before + 4 and not any(c.done() for c in clients):
                     assert http.get("/health").status_code == 200
                 os.kill(server.engine, signal.SIGKILL)
                 for status in (503, 200):
@@ -191,4 +191,4 @@ def test_the_engine_is_killed_under_load() -> None:
         for client in clients:
             client.result()
     assert server.stop() == 0
-    assert load.failed > 0
+    assert load.error_count > 0

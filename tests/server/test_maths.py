@@ -13,7 +13,7 @@ from server.maths import Maths, looks_like_maths, read
 
 
 @pytest.mark.parametrize(
-    ("first", "other"),
+    ("first", "second"),
     [
         ("0.5", "1/2"),
         ("0.5", r"\frac{1}{2}"),
@@ -36,14 +36,14 @@ from server.maths import Maths, looks_like_maths, read
         ("2^{100}", "1267650600228229401496703205376"),
     ],
 )
-def test_equal_answers_are_the_same_both_ways(first: str, other: str) -> None:
+def test_equal_answers_are_the_same_both_ways(first: str, second: str) -> None:
     """Values, algebra, sets, solved equations; whichever of them comes first."""
-    assert Maths().same(first, other)
-    assert Maths().same(other, first)
+    assert Maths().same(first, second)
+    assert Maths().same(second, first)
 
 
 @pytest.mark.parametrize(
-    ("first", "other"),
+    ("first", "second"),
     [
         ("1", "2"),
         ("0.5", "1/3"),
@@ -58,10 +58,10 @@ def test_equal_answers_are_the_same_both_ways(first: str, other: str) -> None:
         ("ten 10", "10 ten"),
     ],
 )
-def test_different_answers_are_not(first: str, other: str) -> None:
+def test_different_answers_are_not(first: str, second: str) -> None:
     """Neither are words."""
-    assert not Maths().same(first, other)
-    assert not Maths().same(other, first)
+    assert not Maths().same(first, second)
+    assert not Maths().same(second, first)
 
 
 @pytest.mark.promise("Answers are compared within stated sizes, without a clock")
@@ -96,14 +96,14 @@ def test_what_could_take_long_is_compared_as_it_is_written(answer: str) -> None:
 
 def test_the_number_of_comparisons_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond it the spelling decides; values that are far apart do not count."""
-    asked: list[object] = []
-    monkeypatch.setattr(server.maths, "verify", lambda *pair, **_: asked.append(pair))
+    pairs: list[object] = []
+    monkeypatch.setattr(server.maths, "verify", lambda *pair, **_: pairs.append(pair))
     monkeypatch.setattr(server.maths, "MOST_COMPARED", 5)
     maths = Maths()
     for n in range(9):
         assert not maths.same(f"{n}", f"{n + 1}")
         assert not maths.same(f"x={n}", f"x={n + 1}")
-    assert len(asked) == 2 * 5
+    assert len(pairs) == 2 * 5
     assert not maths.same("x=1", "x=01")
 
 
@@ -113,7 +113,7 @@ SIZED = st.recursive(
         st.tuples(inner, st.sampled_from("+-"), inner).map("".join),
         st.tuples(inner, inner).map(lambda two: rf"\frac{{{two[0]}}}{{{two[1]}}}"),
         st.tuples(inner, st.integers(-3, 3)).map(lambda two: f"({two[0]})^{{{two[1]}}}"),
-        inner.map(lambda one: rf"\sqrt{{{one}}}"),
+        inner.map(lambda radicand: rf"\sqrt{{{radicand}}}"),
     ),
     max_leaves=3,
 )
@@ -137,10 +137,10 @@ def test_any_text_is_read_or_not(text: str) -> None:
 
 def test_reading_an_answer_again_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each spelling is parsed once in a search."""
-    read_once: list[str] = []
-    monkeypatch.setattr(server.maths, "read", read_once.append)
+    spellings: list[str] = []
+    monkeypatch.setattr(server.maths, "read", spellings.append)
     maths = Maths()
-    for first, other in pairwise(["x+1", "x+2", "x+1", "x+2"]):
-        maths.same(first, other)
-    assert read_once == ["x+1", "x+2"]
+    for first, second in pairwise(["x+1", "x+2", "x+1", "x+2"]):
+        maths.same(first, second)
+    assert spellings == ["x+1", "x+2"]
     assert maths.unread == 2

@@ -22,12 +22,12 @@ REPLY: Any = type("Reply", (), {"headers": {}, "request": None, "status_code": 4
 
 
 class Hub:
-    """Public models by name, and a cache like the hub's own; ``asked``: what was downloaded."""
+    """Public models by name, and a cache like the hub's own; ``downloads``: what was downloaded."""
 
     def __init__(self, cache: Path) -> None:
         self.cache = cache
         self.models: dict[str, dict[str, Any]] = {}
-        self.asked: list[tuple[str, list[str]]] = []
+        self.downloads: list[tuple[str, list[str]]] = []
         self.revisions: set[str | None] = set()
 
     def folder(self, name: str) -> Path:
@@ -53,7 +53,7 @@ class Hub:
                 raise errors.LocalEntryNotFoundError("not here")
             return str(folder)
         self.revisions.add(revision)
-        self.asked.append((name, allow_patterns or []))
+        self.downloads.append((name, allow_patterns or []))
         folder.mkdir(parents=True, exist_ok=True)
         for file, text in self.models[name].items():
             if any(Path(file).match(pattern) for pattern in allow_patterns or []):
@@ -79,10 +79,10 @@ def test_a_model_is_downloaded_once_its_weights_last(hub: Hub) -> None:
     ready = with_models(settings)
     assert ready.policy_model == hub.folder("Me/own")
     assert (ready.model, ready.profile, ready.engine) == ("Me/own", "chat", "embedded")
-    assert [patterns[0] for _, patterns in hub.asked] == ["*.json", "*.safetensors"]
+    assert [patterns[0] for _, patterns in hub.downloads] == ["*.json", "*.safetensors"]
     assert hub.revisions == {"v2"}
     assert with_models(load_settings({}, policy_model="Me/own")) is not None
-    assert len(hub.asked) == 2
+    assert len(hub.downloads) == 2
 
 
 def test_what_cannot_run_here_is_not_downloaded(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,7 +91,7 @@ def test_what_cannot_run_here_is_not_downloaded(hub: Hub, monkeypatch: pytest.Mo
     monkeypatch.setattr(machine, "free_memory", lambda: 1 << 20)
     with pytest.raises(SettingsError, match=r"Me/big.*GB of weights.*hedgerow serve Me/big"):
         with_models(load_settings({}, policy_model="Me/big"))
-    assert [patterns[0] for _, patterns in hub.asked] == ["*.json"]
+    assert [patterns[0] for _, patterns in hub.downloads] == ["*.json"]
 
 
 def test_a_reward_model_says_its_format_once_it_is_here(hub: Hub) -> None:
@@ -101,7 +101,7 @@ def test_a_reward_model_says_its_format_once_it_is_here(hub: Hub) -> None:
     settings = load_settings({}, reward_model="Me/prm")
     assert settings.reward_format == "auto"
     assert with_models(settings).reward_format == "skywork"
-    assert [patterns for _, patterns in hub.asked][1:] == [["*.safetensors"], ["*.bin"]]
+    assert [patterns for _, patterns in hub.downloads][1:] == [["*.safetensors"], ["*.bin"]]
 
 
 def test_of_a_running_servers_model_the_tokenizer_is_enough(hub: Hub) -> None:
@@ -109,14 +109,14 @@ def test_of_a_running_servers_model_the_tokenizer_is_enough(hub: Hub) -> None:
     hub.models["Me/own"] = {"config.json": TINY, "model.safetensors": "weights"}
     urls = load_settings({}, policy_model="Me/own", policy_urls="http://a:1")
     assert with_models(urls).engine_way == "--engine sglang with --policy-url"
-    assert [patterns[0] for _, patterns in hub.asked] == ["*.json"]
+    assert [patterns[0] for _, patterns in hub.downloads] == ["*.json"]
     with pytest.raises(SettingsError, match="HEDGEROW_REWARD_FORMAT = 'auto': nothing is known"):
         with_models(load_settings({}, reward_model="Me/own"))
-    assert {patterns[0] for _, patterns in hub.asked} == {"*.json"}
+    assert {patterns[0] for _, patterns in hub.downloads} == {"*.json"}
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "message"),
     [
         (lambda: errors.LocalEntryNotFoundError("?"), "the hub cannot be asked: no answer"),
         (lambda: httpx2.ConnectTimeout("?"), "the hub cannot be asked: no answer (ConnectTimeout)"),
@@ -138,7 +138,7 @@ def test_of_a_running_servers_model_the_tokenizer_is_enough(hub: Hub) -> None:
     ],
 )
 def test_what_fails_is_one_line_that_says_how_to_go_on(
-    hub: Hub, monkeypatch: pytest.MonkeyPatch, error: Callable[[], Exception], said: str
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, error: Callable[[], Exception], message: str
 ) -> None:
     """The setting, the name, what was tried."""
 
@@ -146,11 +146,11 @@ def test_what_fails_is_one_line_that_says_how_to_go_on(
         raise error()
 
     monkeypatch.setattr(huggingface_hub.HfApi, "model_info", fail)
-    with pytest.raises(SettingsError) as refused:
+    with pytest.raises(SettingsError) as refusal:
         with_models(load_settings({}, policy_model="Me/own", revision="v2"))
-    assert str(refused.value).startswith("HEDGEROW_POLICY_MODEL = 'Me/own': ")
-    assert said in str(refused.value)
-    assert "\n" not in str(refused.value)
+    assert str(refusal.value).startswith("HEDGEROW_POLICY_MODEL = 'Me/own': ")
+    assert message in str(refusal.value)
+    assert "\n" not in str(refusal.value)
 
 
 def test_a_folder_is_whole_with_all_parts_of_its_weights(tmp_path: Path) -> None:
@@ -171,14 +171,14 @@ def test_a_bundled_models_files_are_made_at_a_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Until then it is its name, of which no more is known than of any model; it keeps it."""
-    made = BundledModel(lambda: tmp_path, profile="qwen")
+    twig = BundledModel(lambda: tmp_path, profile="qwen")
     for place in ("bundled", "setting_types", "model_settings", "model_download"):
         module = f"models.{place}" if place == "bundled" else f"server.{place}"
-        monkeypatch.setattr(f"{module}.BUNDLED_MODELS", BUNDLED_MODELS | {"twig": made})
-    named = load_settings({}, policy_model="twig")
-    assert (named.policy_model, named.model, named.engine) == (Path("twig"), "twig", "embedded")
-    assert (named.reward_model, named.reward_format) == (None, "none")
-    ready = with_models(named)
+        monkeypatch.setattr(f"{module}.BUNDLED_MODELS", BUNDLED_MODELS | {"twig": twig})
+    before = load_settings({}, policy_model="twig")
+    assert (before.policy_model, before.model, before.engine) == (Path("twig"), "twig", "embedded")
+    assert (before.reward_model, before.reward_format) == (None, "none")
+    ready = with_models(before)
     assert (ready.policy_model, ready.model, ready.profile) == (tmp_path, "twig", "qwen")
     assert ready.engine == "embedded"
 

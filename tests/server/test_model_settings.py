@@ -43,24 +43,24 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_bundled_model_brings_what_belongs_to_it() -> None:
     """By its name, and where nothing is named."""
-    for given in ({}, {"HEDGEROW_POLICY_MODEL": "sprig", "HEDGEROW_REWARD_MODEL": "sprig"}):
-        found = load_settings(given)
-        assert (found.policy_model, found.reward_model) == (
+    for environ in ({}, {"HEDGEROW_POLICY_MODEL": "sprig", "HEDGEROW_REWARD_MODEL": "sprig"}):
+        settings = load_settings(environ)
+        assert (settings.policy_model, settings.reward_model) == (
             SPRIG_FOLDER / "policy",
             SPRIG_FOLDER / "prm",
         )
-        assert (found.model, found.profile, found.reward_format) == (
+        assert (settings.model, settings.profile, settings.reward_format) == (
             *("sprig", "sprig", "math-shepherd"),
         )
-        assert (found.engine, found.draft_model) == ("embedded", SPRIG_FOLDER / "draft")
+        assert (settings.engine, settings.draft_model) == ("embedded", SPRIG_FOLDER / "draft")
 
 
 def test_of_any_other_model_nothing_is_assumed(tmp_path: Path) -> None:
     """Served by its folder's name, as a chat model, without a reward model."""
-    found = load_settings({}, policy_model=checkpoint(tmp_path / "My model"))
-    assert (found.model, found.profile) == ("My-model", "chat")
-    assert (found.reward_model, found.reward_format, found.draft_model) == (None, "none", None)
-    assert found.engine == "embedded"
+    settings = load_settings({}, policy_model=checkpoint(tmp_path / "My model"))
+    assert (settings.model, settings.profile) == ("My-model", "chat")
+    assert (settings.reward_model, settings.reward_format) == (None, "none")
+    assert (settings.draft_model, settings.engine) == (None, "embedded")
 
 
 @pytest.mark.parametrize("row", public_policies(), ids=lambda row: row.names[0])
@@ -76,7 +76,7 @@ def test_a_public_policy_is_known_by_its_name(row: Any, tmp_path: Path) -> None:
             checkpoint(tmp_path / "models" / short.lower()),
             checkpoint(tmp_path / "mine", _name_or_path=name),
         )
-        assert {load_settings({}, policy_model=one).profile for one in folders} == {row.profile}
+        assert {load_settings({}, policy_model=path).profile for path in folders} == {row.profile}
         assert load_settings({}, policy_model=folders[1]).model == name
         assert load_settings({}, policy_model=folders[2]).model == short.lower()
 
@@ -85,12 +85,12 @@ def test_a_public_policy_is_known_by_its_name(row: Any, tmp_path: Path) -> None:
 def test_a_public_reward_model_is_known_by_its_name_or_class(row: Any, tmp_path: Path) -> None:
     """A class that reads in one way tells it under any name."""
     kind = {"architectures": [row.architecture]}
-    found = load_settings({}, reward_model=row.names[0])
-    assert found.reward_format == row.format
-    named = checkpoint(tmp_path / row.names[0].split("/")[1], **kind)
-    assert load_settings({}, reward_model=named).reward_format == row.format
-    other = load_settings({}, reward_model=checkpoint(tmp_path / "prm", **kind))
-    assert other.reward_format == (row.format if row.only else "auto")
+    settings = load_settings({}, reward_model=row.names[0])
+    assert settings.reward_format == row.format
+    named_folder = checkpoint(tmp_path / row.names[0].split("/")[1], **kind)
+    assert load_settings({}, reward_model=named_folder).reward_format == row.format
+    renamed = load_settings({}, reward_model=checkpoint(tmp_path / "prm", **kind))
+    assert renamed.reward_format == (row.format if row.only else "auto")
 
 
 def test_the_catalog_names_what_there_is() -> None:
@@ -110,19 +110,19 @@ def test_a_folders_name_is_not_a_part_of_a_known_one(tmp_path: Path) -> None:
 def test_an_unknown_reward_model_needs_its_format(tmp_path: Path) -> None:
     """It is named, with what it says of itself and what may be set; never guessed."""
     prm = checkpoint(tmp_path / "prm", architectures=["LlamaForCausalLM"])
-    said = r"HEDGEROW_REWARD_FORMAT = 'auto': nothing is known of .*prm \(LlamaForCausalLM\); set"
-    with pytest.raises(SettingsError, match=said):
+    words = r"HEDGEROW_REWARD_FORMAT = 'auto': nothing is known of .*prm \(LlamaForCausalLM\); set"
+    with pytest.raises(SettingsError, match=words):
         engine_options(load_settings({}, reward_model=prm))
-    told = load_settings({}, reward_model=prm, reward_format="rlhflow")
-    assert engine_options(told).reward_format == "rlhflow"
+    settings = load_settings({}, reward_model=prm, reward_format="rlhflow")
+    assert engine_options(settings).reward_format == "rlhflow"
 
 
 def test_every_guess_can_be_overridden(tmp_path: Path) -> None:
     """By the environment as by an option."""
     environ = {"HEDGEROW_MODEL": "mine", "HEDGEROW_PROFILE": "qwen", "HEDGEROW_ENGINE": "embedded"}
-    found = load_settings(environ, policy_model=checkpoint(tmp_path / "m"), reward_model="sprig")
-    assert (found.model, found.profile, found.engine) == ("mine", "qwen", "embedded")
-    assert found.reward_model == SPRIG_FOLDER / "prm"
+    settings = load_settings(environ, policy_model=checkpoint(tmp_path / "m"), reward_model="sprig")
+    assert (settings.model, settings.profile, settings.engine) == ("mine", "qwen", "embedded")
+    assert settings.reward_model == SPRIG_FOLDER / "prm"
     auto = {f"HEDGEROW_{name.upper()}": "auto" for name in ("model", "profile", "engine")}
     assert load_settings(auto) == Settings()
 
@@ -133,11 +133,11 @@ def test_auto_launches_sglang_where_there_is_a_gpu(
     """For any model but bundled ones; URLs and --launch decide for themselves."""
     python = tmp_path / "python"
     python.touch()
-    own = {"policy_model": checkpoint(tmp_path / "m"), "launch_python": str(python)}
-    assert load_settings({}, policy_model=own["policy_model"]).engine == "embedded"
+    fields = {"policy_model": checkpoint(tmp_path / "m"), "launch_python": str(python)}
+    assert load_settings({}, policy_model=fields["policy_model"]).engine == "embedded"
     monkeypatch.setattr(machine, "cuda_devices", lambda: (CudaDevice("H100", 80 << 30),))
-    found = load_settings({}, **own)
-    assert (found.engine, found.engine_way) == ("sglang", "--engine sglang --launch")
+    settings = load_settings({}, **fields)
+    assert (settings.engine, settings.engine_way) == ("sglang", "--engine sglang --launch")
     assert load_settings({}).engine == "embedded"
     assert load_settings({}, launch=True).engine_way == "--engine sglang --launch"
     urls = load_settings({}, policy_urls="http://a:1")
@@ -150,18 +150,18 @@ def test_what_cannot_run_here_is_refused_with_the_line_to_type(
     """Sizes are those of both models; a class that the embedded engine does not run is named."""
     big = checkpoint(tmp_path / "big", hidden_size=8192, num_hidden_layers=80)
     monkeypatch.setattr(machine, "free_memory", lambda: 10**9)
-    with pytest.raises(SettingsError) as refused:
+    with pytest.raises(SettingsError) as error:
         load_settings({}, policy_model=big)
-    assert "HEDGEROW_ENGINE = 'auto'" in str(refused.value)
-    assert "GB of weights in float32" in str(refused.value)
-    assert f"hedgerow serve {big} --policy-url http://HOST:30000" in str(refused.value)
+    assert "HEDGEROW_ENGINE = 'auto'" in str(error.value)
+    assert "GB of weights in float32" in str(error.value)
+    assert f"hedgerow serve {big} --policy-url http://HOST:30000" in str(error.value)
     assert load_settings({}, policy_model=big, engine="embedded").engine == "embedded"
-    other = checkpoint(tmp_path / "other", architectures=["Gemma3ForCausalLM"])
+    unsupported = checkpoint(tmp_path / "other", architectures=["Gemma3ForCausalLM"])
     with pytest.raises(SettingsError, match="Gemma3ForCausalLM; the embedded engine runs Llama"):
-        load_settings({}, policy_model=other)
+        load_settings({}, policy_model=unsupported)
     monkeypatch.setattr(machine, "cuda_devices", lambda: (CudaDevice("H100", 80 << 30),))
     with pytest.raises(SettingsError, match="there is a CUDA device, but no SGLang at"):
-        load_settings({}, policy_model=other, launch_python="nowhere")
+        load_settings({}, policy_model=unsupported, launch_python="nowhere")
 
 
 def test_gpus_are_read_off_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,8 +173,8 @@ def test_gpus_are_read_off_nvidia_smi(tmp_path: Path, monkeypatch: pytest.Monkey
     smi.chmod(0o755)
     monkeypatch.setattr(machine.shutil, "which", lambda _: str(smi))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    found = machine.cuda_devices.__wrapped__()
-    assert found == (CudaDevice("NVIDIA H100 80GB HBM3", 81559 << 20),)
+    devices = machine.cuda_devices.__wrapped__()
+    assert devices == (CudaDevice("NVIDIA H100 80GB HBM3", 81559 << 20),)
     assert (tmp_path / "asked").read_text().endswith("-i 1\n")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert machine.cuda_devices.__wrapped__() == ()

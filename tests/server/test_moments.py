@@ -114,15 +114,15 @@ class House:
         """Whether anything is open or under way."""
         return bool(self.service.admission.open or self.service.runner.under_way)
 
-    def ended(self) -> int:
+    def ended_trees(self) -> int:
         """How many trees were grown to their end whose clients were to leave."""
         return sum(tree in self.engine.leavers for tree in self.engine.released)
 
-    def left(self) -> float:
+    def disconnects(self) -> float:
         """Clients that left, as counted."""
         return self.service.metrics.disconnects.collect()[0].samples[0].value
 
-    def nothing_is_held(self) -> None:
+    def check_nothing_is_held(self) -> None:
         """No place, no tree, nobody in the queue, nothing counted twice, no fault unheard."""
         admission, metrics = self.service.admission, self.service.metrics
         assert (admission.open, admission.running, admission.waiting) == (0, 0, 0)
@@ -145,63 +145,63 @@ def little_to_collect() -> Iterator[None]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cut_off", [False, True])
-@pytest.mark.parametrize("who", [0, 1])
+@pytest.mark.parametrize("leaver", [0, 1])
 @pytest.mark.parametrize("kind", KINDS)
 async def test_whoever_leaves_whenever(
-    kind: str, who: int, cut_off: bool, monkeypatch: pytest.MonkeyPatch
+    kind: str, leaver: int, cut_off: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two requests share one place. One of them is left by its client (or cut off by the server) at
     the first step of the event loop, then at the second, and so on until it is answered: at no step
     does anything grow without the place, nothing is held afterwards, the other is answered."""
     monkeypatch.setattr(asyncio, "to_thread", beside)
     house = House()
-    at = 0
-    while not await left_at(house, kind, who, at, cut_off):
-        at += 1
-    assert at > 12
+    step = 0
+    while not await leave_at(house, kind, leaver, step, cut_off):
+        step += 1
+    assert step > 12
     gc.collect()  # what nobody heard of is told when it is let go
     await steps(2)
     assert not house.faults
 
 
-async def left_at(house: House, kind: str, who: int, at: int, cut_off: bool) -> bool:
+async def leave_at(house: House, kind: str, leaver: int, step: int, cut_off: bool) -> bool:
     """One round of the above; whether the leaver had been answered by then."""
     path, body = KINDS[kind]
-    before = house.left()
+    before = house.disconnects()
     marked = json.loads(json.dumps(body).replace("?", LEAVER))
-    calls = [Call(house.app, path, marked if i == who else body, pieces=3) for i in range(2)]
-    leaver, other = calls[who], calls[1 - who]
-    for _ in range(at):
+    calls = [Call(house.app, path, marked if i == leaver else body, pieces=3) for i in range(2)]
+    leaving, staying = calls[leaver], calls[1 - leaver]
+    for _ in range(step):
         await house.step()
-    answered = leaver.task.done()
+    finished = leaving.task.done()
     if cut_off:
-        leaver.task.cancel()
+        leaving.task.cancel()
     else:
-        leaver.left.set()
+        leaving.disconnect.set()
     for _ in range(LETTING_GO):
         await house.step()
-    ended = house.ended()
+    ended_trees = house.ended_trees()
     while house.busy or not all(call.task.done() for call in calls):
         await house.step()
     if "background" not in body:
-        assert house.ended() == ended
-    other.task.result()
-    assert other.ended
+        assert house.ended_trees() == ended_trees
+    staying.task.result()
+    assert staying.complete
     if cut_off:
-        assert leaver.task.cancelled() or leaver.ended
+        assert leaving.task.cancelled() or leaving.complete
     else:
-        assert house.left() - before == (not leaver.ended)
+        assert house.disconnects() - before == (not leaving.complete)
     await steps(2)
-    house.nothing_is_held()
+    house.check_nothing_is_held()
     if "background" in body:
-        await _is_kept(house, leaver)
-    return answered
+        await _check_kept(house, leaving)
+    return finished
 
 
-async def _is_kept(house: House, call: Call) -> None:
+async def _check_kept(house: House, call: Call) -> None:
     """A background search that was accepted has gone on to its end."""
-    if not call.sent:
+    if not call.messages:
         return
-    kept = [house.service.store.get(name, "anybody") for name in house.engine.released]
-    assert kept
-    assert all(found is not None and json.loads(found.document)["answers"] for found in kept)
+    searches = [house.service.store.get(name, "anybody") for name in house.engine.released]
+    assert searches
+    assert all(search is not None and json.loads(search.document)["answers"] for search in searches)

@@ -41,31 +41,31 @@ def numbers(schema: dict[str, Any], document: dict[str, Any]) -> Iterator[tuple[
         for part in schema.get(kind, []):
             yield from numbers(part, document)
     for name, part in schema.get("properties", {}).items():
-        for place, found in numbers(part, document):
-            yield (name, *place), found
+        for place, bounds in numbers(part, document):
+            yield (name, *place), bounds
 
 
-def posted(app: FastAPI) -> Iterator[tuple[str, Place, Any]]:
+def body_numbers(app: FastAPI) -> Iterator[tuple[str, Place, Any]]:
     """Every number of every request's body."""
     document = app.openapi()
     for path, operations in document["paths"].items():
         for operation in operations.values():
             for kind in operation.get("requestBody", {}).get("content", {}).values():
-                for place, found in numbers(kind["schema"], document):
-                    yield path, place, found
+                for place, bounds in numbers(kind["schema"], document):
+                    yield path, place, bounds
 
 
 def test_every_number_has_a_least_and_a_most(app: FastAPI) -> None:
     """In the document, of bodies and of parameters."""
-    found = list(posted(app))
-    assert len(found) >= FIELDS
-    assert {path for path, _, _ in found} == BODIES.keys()
+    fields = list(body_numbers(app))
+    assert len(fields) >= FIELDS
+    assert {path for path, _, _ in fields} == BODIES.keys()
     for path, operations in app.openapi()["paths"].items():
         for operation in operations.values():
             for parameter in operation.get("parameters", []):
                 places = numbers(parameter["schema"], app.openapi())
-                found += [(path, (parameter["name"],), schema) for _, schema in places]
-    for path, place, schema in found:
+                fields += [(path, (parameter["name"],), schema) for _, schema in places]
+    for path, place, schema in fields:
         for end in ("inimum", "aximum"):
             (bound,) = (schema[k] for k in (f"m{end}", f"exclusiveM{end}") if k in schema)
             assert abs(bound) < 2**65, (path, place)
@@ -84,10 +84,10 @@ def odd(body: dict[str, Any], place: Place, value: str) -> bytes:
 async def test_no_number_does_any_harm(app: FastAPI, http: httpx2.AsyncClient, value: str) -> None:
     """Each is taken or refused by name, or the search finds nothing within it (504, as documented);
     one that stands in a string is never taken."""
-    done = (await http.post("/v1/search", json=BODIES["/v1/search"])).json()
-    for path, place, _ in posted(app):
+    document = (await http.post("/v1/search", json=BODIES["/v1/search"])).json()
+    for path, place, _ in body_numbers(app):
         answer = await http.post(
-            path.replace("{search_id}", done["id"]),
+            path.replace("{search_id}", document["id"]),
             content=odd(BODIES[path], place, value),
             headers={"content-type": "application/json"},
         )

@@ -36,13 +36,13 @@ async def test_health_answers_while_the_engine_works(
     await engine.waiting.wait()
     assert (await http.get("/health")).json() == {"status": "ok"}
     assert (await http.get("/ready")).status_code == 200
-    found = await samples(http)
-    assert found["hedgerow_searches_in_flight", (("policy", "rebase"),)] == 1
-    assert found["hedgerow_requests_in_flight", ()] == 2  # the search and this scrape
+    metrics = await samples(http)
+    assert metrics["hedgerow_searches_in_flight", (("policy", "rebase"),)] == 1
+    assert metrics["hedgerow_requests_in_flight", ()] == 2  # the search and this scrape
     engine.gate.set()
     await call.task
-    found = await samples(http)
-    assert found["hedgerow_searches_in_flight", (("policy", "rebase"),)] == 0
+    metrics = await samples(http)
+    assert metrics["hedgerow_searches_in_flight", (("policy", "rebase"),)] == 0
 
 
 @pytest.mark.parametrize("settings", [{"ready_seconds": 0.01}], indirect=True)
@@ -63,25 +63,25 @@ async def test_ready_goes_red_with_the_engine_and_health_does_not(
 
 async def test_metrics_count_what_was_done(http: httpx2.AsyncClient) -> None:
     """Searches by policy and reason; generated tokens are kept or pruned, never both."""
-    done = (await http.post("/v1/chat/completions", json=SEARCH)).json()
+    completion = (await http.post("/v1/chat/completions", json=SEARCH)).json()
     await http.post("/v1/chat/completions", json=SEARCH | {"search": {"width": 0}})
-    found = await samples(http)
+    metrics = await samples(http)
     labels = (("policy", "rebase"), ("stop_reason", "answered"))
-    assert found["hedgerow_searches_total", labels] == 1
-    generated = found["hedgerow_generated_tokens_total", ()]
-    assert generated == done["usage"]["completion_tokens"]
-    kept = found["hedgerow_kept_tokens_total", ()]
-    assert kept + found["hedgerow_pruned_tokens_total", ()] == generated
-    assert 0 < kept <= generated
+    assert metrics["hedgerow_searches_total", labels] == 1
+    generated = metrics["hedgerow_generated_tokens_total", ()]
+    assert generated == completion["usage"]["completion_tokens"]
+    kept_tokens = metrics["hedgerow_kept_tokens_total", ()]
+    assert kept_tokens + metrics["hedgerow_pruned_tokens_total", ()] == generated
+    assert 0 < kept_tokens <= generated
     route = ("route", "/v1/chat/completions")
-    assert found["hedgerow_request_seconds_count", (route, ("status", "200"))] == 1
-    assert found["hedgerow_request_seconds_count", (route, ("status", "400"))] == 1
-    assert found["hedgerow_kv_tokens", (("model", "policy"), SERVED, ("state", "active"))] == 0
-    assert found["hedgerow_engine_up", (SERVED,)] == 1
+    assert metrics["hedgerow_request_seconds_count", (route, ("status", "200"))] == 1
+    assert metrics["hedgerow_request_seconds_count", (route, ("status", "400"))] == 1
+    assert metrics["hedgerow_kv_tokens", (("model", "policy"), SERVED, ("state", "active"))] == 0
+    assert metrics["hedgerow_engine_up", (SERVED,)] == 1
     for name in ("decoded", "prefilled", "cached", "rehydrated", "prm"):
-        assert (f"hedgerow_{name}_tokens_total", (SERVED,)) in found
-    assert found["hedgerow_queue_wait_seconds_count", ()] == 1
-    assert found["hedgerow_rounds_total", (("policy", "rebase"),)] > 1
+        assert (f"hedgerow_{name}_tokens_total", (SERVED,)) in metrics
+    assert metrics["hedgerow_queue_wait_seconds_count", ()] == 1
+    assert metrics["hedgerow_rounds_total", (("policy", "rebase"),)] > 1
 
 
 async def test_labels_do_not_grow_with_what_clients_send(http: httpx2.AsyncClient) -> None:
@@ -92,8 +92,8 @@ async def test_labels_do_not_grow_with_what_clients_send(http: httpx2.AsyncClien
         await http.get(f"/nope-{i}")
         await http.post("/v1/chat/completions", json=SEARCH | {"model": f"m{i}", f"f{i}": 1})
         await http.get(f"/v1/search/{i}")
-    grown = set(await samples(http)) - before
-    assert {dict(labels).get("route") for _, labels in grown} <= {
+    new_series = set(await samples(http)) - before
+    assert {dict(labels).get("route") for _, labels in new_series} <= {
         "/v1/chat/completions",
         "/v1/search/{search_id}",
         "/metrics",
@@ -106,8 +106,8 @@ async def test_metrics_survive_an_engine_that_is_down(
     """The scrape still answers, and says that the engine does not."""
     engine.down = True
     monkeypatch.setattr(engine, "usage", engine.health)
-    found = await samples(http)
-    assert found["hedgerow_engine_up", (SERVED,)] == 0
+    metrics = await samples(http)
+    assert metrics["hedgerow_engine_up", (SERVED,)] == 0
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ async def test_a_model_says_what_its_steps_are_judged_by(
 
 async def test_a_model_is_described_alone_and_in_the_list(http: httpx2.AsyncClient) -> None:
     """The same description both ways, aliases with slashes and colons included."""
-    listed = (await http.get("/v1/models")).json()
-    assert listed["object"] == "list"
-    for model in listed["data"]:
+    listing = (await http.get("/v1/models")).json()
+    assert listing["object"] == "list"
+    for model in listing["data"]:
         assert (await http.get(f"/v1/models/{model['id']}")).json() == model

@@ -11,7 +11,7 @@ from fastapi import FastAPI
 from tests.search.scripted_engine import ScriptedEngine
 
 TWO: dict[str, Any] = {"api_keys": "ann:first,bob:second"}
-OWN, OTHER = ({"authorization": f"Bearer {secret}"} for secret in ("first", "second"))
+ANN, BOB = ({"authorization": f"Bearer {secret}"} for secret in ("first", "second"))
 ROUTES: dict[tuple[str, str], dict[str, Any]] = {
     ("GET", "/v1/search/{search_id}"): {},
     ("DELETE", "/v1/search/{search_id}"): {},
@@ -23,44 +23,44 @@ ROUTES: dict[tuple[str, str], dict[str, Any]] = {
 
 def test_every_route_that_names_a_search_is_known(app: FastAPI) -> None:
     """A new one is to be tried here as well."""
-    found = {
+    routes = {
         (method, path)
         for path, operations in app.openapi()["paths"].items()
         for method in map(str.upper, operations)
         if "{search_id}" in path
     }
-    assert found == ROUTES.keys()
+    assert routes == ROUTES.keys()
 
 
 @pytest.mark.promise("A search is its own key's alone, whatever it is asked")
 @pytest.mark.parametrize("route", ROUTES, ids=" ".join)
-@pytest.mark.parametrize("over", [True, False])
+@pytest.mark.parametrize("finished", [True, False])
 @pytest.mark.parametrize("settings", [TWO], indirect=True)
 async def test_to_another_key_it_is_not_there(
-    http: httpx2.AsyncClient, engine: ScriptedEngine, route: tuple[str, str], over: bool
+    http: httpx2.AsyncClient, engine: ScriptedEngine, route: tuple[str, str], finished: bool
 ) -> None:
     """A background search, over or under way: another key is told what it is told of a search that
     never was, and the owner's goes on and is there."""
     method, path = route
-    engine.still = frozenset() if over else frozenset({"expand"})
+    engine.still = frozenset() if finished else frozenset({"expand"})
     body = {"question": "a", "background": True, "search": {"width": 2, "max_depth": 2}}
-    name = (await http.post("/v1/search", json=body, headers=OWN)).json()["id"]
-    if over:
-        await http.get(f"/v1/search/{name}/events", headers=OWN)
-    more = ROUTES[route]
-    headers = {**more.get("headers", {}), **OTHER}
-    said = []
-    for asked in (name, "search-" + "0" * 32):
-        address = path.replace("{search_id}", asked)
-        answer = await http.request(method, address, json=more.get("json"), headers=headers)
+    name = (await http.post("/v1/search", json=body, headers=ANN)).json()["id"]
+    if finished:
+        await http.get(f"/v1/search/{name}/events", headers=ANN)
+    options = ROUTES[route]
+    headers = {**options.get("headers", {}), **BOB}
+    errors = []
+    for search_id in (name, "search-" + "0" * 32):
+        address = path.replace("{search_id}", search_id)
+        answer = await http.request(method, address, json=options.get("json"), headers=headers)
         assert answer.status_code == 404
-        said.append(answer.json()["error"] | {"request_id": ""})
-        said[-1]["message"] = said[-1]["message"].replace(asked, "ID")
-    assert said[0] == said[1]
-    kept = (await http.get(f"/v1/search/{name}", headers=OWN)).json()
-    assert kept["status"] == ("done" if over else "running")
+        errors.append(answer.json()["error"] | {"request_id": ""})
+        errors[-1]["message"] = errors[-1]["message"].replace(search_id, "ID")
+    assert errors[0] == errors[1]
+    document = (await http.get(f"/v1/search/{name}", headers=ANN)).json()
+    assert document["status"] == ("done" if finished else "running")
     assert not engine.aborted
-    await http.delete(f"/v1/search/{name}", headers=OWN)
+    await http.delete(f"/v1/search/{name}", headers=ANN)
 
 
 @pytest.mark.parametrize("settings", [{"admin_key": "root"}], indirect=True)
@@ -71,8 +71,8 @@ async def test_what_a_path_may_be_asked_by_is_said_whole(
     methods: dict[str, set[str]] = {}
     for path, operations in app.openapi()["paths"].items():
         methods.setdefault(path, set()).update(map(str.upper, operations))
-    for path, known in methods.items():
+    for path, verbs in methods.items():
         address = path.replace("{search_id}", "x").replace("{name}", "x")
         answer = await http.request("PATCH", address, headers={"authorization": "Bearer root"})
         assert answer.status_code == 405, path
-        assert known <= set(answer.headers["allow"].split(", ")) <= known | {"HEAD"}
+        assert verbs <= set(answer.headers["allow"].split(", ")) <= verbs | {"HEAD"}

@@ -11,7 +11,7 @@ import pytest
 from tests.search.scripted_engine import ScriptedEngine
 from tests.server.conftest import refusal
 
-LEFT = "one of best_of_n, self_consistency is needed"
+ALLOWED = "one of best_of_n, self_consistency is needed"
 
 
 @pytest.fixture
@@ -23,8 +23,8 @@ def engine() -> ScriptedEngine:
 @pytest.mark.parametrize(
     ("search", "param", "message"),
     [
-        ({"policy": "beam"}, "search.policy", f"'beam' needs a reward for each step.*{LEFT}"),
-        ({"policy": "rebase"}, "search.policy", f"'rebase' needs.*{LEFT}"),
+        ({"policy": "beam"}, "search.policy", f"'beam' needs a reward for each step.*{ALLOWED}"),
+        ({"policy": "rebase"}, "search.policy", f"'rebase' needs.*{ALLOWED}"),
         (
             {"policy": "best_of_n", "vote": "best_min"},
             "search.vote",
@@ -47,13 +47,13 @@ async def test_what_compares_steps_is_refused(
     assert engine.expanded == []
 
 
-@pytest.mark.parametrize("asked", [{"search": {"width": 4}}, {"reasoning_effort": "low"}])
+@pytest.mark.parametrize("fields", [{"search": {"width": 4}}, {"reasoning_effort": "low"}])
 async def test_without_a_word_of_a_policy_it_is_best_of_n(
-    http: httpx2.AsyncClient, engine: ScriptedEngine, asked: dict[str, Any]
+    http: httpx2.AsyncClient, engine: ScriptedEngine, fields: dict[str, Any]
 ) -> None:
     """What an outcome model is for."""
     messages = [{"role": "user", "content": "?"}]
-    body = {"model": "sprig", "messages": messages, "seed": 1} | asked
+    body = {"model": "sprig", "messages": messages, "seed": 1} | fields
     reply = (await http.post("/v1/chat/completions", json=body)).json()
     assert reply["search"]["policy"] == "best_of_n"
     assert reply["search"]["spec"]["policy"] == "best_of_n"

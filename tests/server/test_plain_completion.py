@@ -29,20 +29,20 @@ def by_position(branch: Branch) -> str:
 def draw(**change: object) -> tuple[str, list[str], ScriptedEngine]:
     """A completion of at most 40 tokens: its text, the parts told, and the engine."""
     engine = ScriptedEngine(say=by_position)
-    wanted = PlainCompletion(prompt=PROMPT, limit=40, piece=16, seed=3)
-    told: list[str] = []
-    fields = {name: getattr(wanted, name) for name in wanted.__slots__} | change
-    reply = asyncio.run(complete(PlainCompletion(**fields), engine, "t", told.append))  # type: ignore[arg-type]
+    request = PlainCompletion(prompt=PROMPT, limit=40, piece=16, seed=3)
+    parts: list[str] = []
+    fields = {name: getattr(request, name) for name in request.__slots__} | change
+    reply = asyncio.run(complete(PlainCompletion(**fields), engine, "t", parts.append))  # type: ignore[arg-type]
     assert not engine.live
-    return reply.text, told, engine
+    return reply.text, parts, engine
 
 
 @given(st.integers(1, 50))
 def test_the_size_of_the_pieces_changes_nothing(piece: int) -> None:
     """One seed and absolute positions: pieces decide when text is seen, never what it says."""
-    text, told, _ = draw(piece=piece)
+    text, parts, _ = draw(piece=piece)
     assert text == draw(piece=40)[0]
-    assert "".join(told) == text
+    assert "".join(parts) == text
 
 
 @given(st.integers(1, 50), st.lists(st.text("abcde", min_size=1, max_size=3), max_size=3))
@@ -50,21 +50,21 @@ def test_the_size_of_the_pieces_changes_nothing(piece: int) -> None:
 def test_a_stop_string_cuts_the_same_reply_whatever_the_pieces(piece: int, stop: list[str]) -> None:
     """The reply ends where the stop string begins that is complete first; no part of it is told."""
     whole = draw(piece=40)[0]
-    text, told, _ = draw(piece=piece, stop=tuple(stop))
+    text, parts, _ = draw(piece=piece, stop=tuple(stop))
     ends = [(whole.find(s) + len(s), whole.find(s)) for s in stop if s in whole]
     assert text == whole[: min(ends)[1] if ends else None]
-    assert "".join(told) == text
+    assert "".join(parts) == text
 
 
 @given(st.integers(1, 50), st.integers(0, 40), st.sampled_from("abcde"))
-def test_before_the_least_tokens_no_stop_string_counts(piece: int, least: int, stop: str) -> None:
+def test_before_the_least_tokens_no_stop_string_counts(piece: int, minimum: int, stop: str) -> None:
     """A character is a token here; whatever the pieces, and nothing that is told is taken back."""
     whole = draw(piece=40)[0]
-    params = LogitsParams(min_tokens=least)
-    text, told, _ = draw(piece=piece, stop=(stop,), logits=params)
-    end = whole.find(stop, least)
+    params = LogitsParams(min_tokens=minimum)
+    text, parts, _ = draw(piece=piece, stop=(stop,), logits=params)
+    end = whole.find(stop, minimum)
     assert text == whole[: end if end >= 0 else None]
-    assert "".join(told) == text
+    assert "".join(parts) == text
 
 
 @pytest.mark.parametrize("pieces", [0, 1, 2])
@@ -79,18 +79,18 @@ async def test_a_deadline_ends_a_reply_where_it_is(pieces: int) -> None:
 
     engine.on_expand = stop
     stop()
-    told: list[str] = []
-    wanted = PlainCompletion(PROMPT, limit=40, piece=16, seed=3, stop=("!",), seconds=0.05)
+    parts: list[str] = []
+    request = PlainCompletion(PROMPT, limit=40, piece=16, seed=3, stop=("!",), seconds=0.05)
     async with asyncio.timeout(30):
         if not pieces:
-            with pytest.raises(ApiError, match="before any of the reply was drawn") as refused:
-                await complete(wanted, engine, "t", told.append)
-            assert (refused.value.status_code, refused.value.code) == (504, "deadline_exceeded")
+            with pytest.raises(ApiError, match="before any of the reply was drawn") as error:
+                await complete(request, engine, "t", parts.append)
+            assert (error.value.status_code, error.value.code) == (504, "deadline_exceeded")
             return
-        reply = await complete(wanted, engine, "t", told.append)
-    whole = await complete(replace(wanted, seconds=60), ScriptedEngine(say=by_position), "t", str)
+        reply = await complete(request, engine, "t", parts.append)
+    whole = await complete(replace(request, seconds=60), ScriptedEngine(say=by_position), "t", str)
     assert reply == PlainReply(whole.text[: 16 * pieces], 16 * pieces, "length")
-    assert "".join(told) == reply.text
+    assert "".join(parts) == reply.text
 
 
 @given(
@@ -102,53 +102,53 @@ def test_a_stream_finds_stops_as_the_whole_text_has_them(
 ) -> None:
     """By the definitions written out: what is held back could begin a stop, and before it none
     begins, so a text that grows is searched from there alone."""
-    text, sent = "", 0
+    text, sent_length = "", 0
     for piece in pieces:
         text += piece
         ends = [(text.find(s) + len(s), text.find(s)) for s in stop if s in text]
         end = min(ends)[1] if ends else None
-        assert first_stop(text, stop, sent) == first_stop(text, stop) == end
+        assert first_stop(text, stop, sent_length) == first_stop(text, stop) == end
         if end is not None:
             break
         continuation = [n for s in stop for n in range(1, len(s)) if text.endswith(s[:n])]
         assert held_back(text, stop) == max(continuation, default=0)
-        assert len(text) - held_back(text, stop) >= sent
-        sent = len(text) - held_back(text, stop)
+        assert len(text) - held_back(text, stop) >= sent_length
+        sent_length = len(text) - held_back(text, stop)
 
 
-class Counted(str):
+class CountingText(str):
     """A text that counts the characters which are looked for or cut out of it."""
 
-    __slots__ = ("looked",)
-    looked: int
+    __slots__ = ("cost",)
+    cost: int
 
     def find(self, sub: str, start: Any = 0, end: Any = None, /) -> int:
         """As a text's own."""
-        at = super().find(sub, start)
-        self.looked += (len(self) if at < 0 else at + len(sub)) - start
-        return at
+        index = super().find(sub, start)
+        self.cost += (len(self) if index < 0 else index + len(sub)) - start
+        return index
 
     def __getitem__(self, place: Any) -> str:
         cut = super().__getitem__(place)
-        self.looked += len(cut)
+        self.cost += len(cut)
         return cut
 
 
 def test_a_stream_costs_what_its_text_does() -> None:
     """A piece is looked at with what was held back before it, not with all that was sent."""
 
-    def looked_at(pieces: int) -> int:
-        looked, sent, text = 0, 0, ""
+    def cost_of(pieces: int) -> int:
+        cost, sent_length, text = 0, 0, ""
         stop = ("no such text" * 20, "nor", "xy")
         for _ in range(pieces):
-            grown = Counted(text + "nothing of note. ")
-            grown.looked = 0
-            assert first_stop(grown, stop, sent) is None
-            sent = len(grown) - held_back(grown, stop)
-            looked, text = looked + grown.looked, str(grown)
-        return looked
+            counting = CountingText(text + "nothing of note. ")
+            counting.cost = 0
+            assert first_stop(counting, stop, sent_length) is None
+            sent_length = len(counting) - held_back(counting, stop)
+            cost, text = cost + counting.cost, str(counting)
+        return cost
 
-    assert looked_at(800) < 3 * looked_at(400)
+    assert cost_of(800) < 3 * cost_of(400)
 
 
 async def test_a_prompt_without_room_is_refused() -> None:
@@ -161,10 +161,10 @@ async def test_a_prompt_without_room_is_refused() -> None:
 
 async def test_a_reply_whose_end_is_ignored_goes_on_to_its_limit() -> None:
     """Each piece ends the reply, as far as the model is concerned."""
-    said = {"say": lambda branch: "Done."}
-    wanted = PlainCompletion(PROMPT, limit=40, piece=16, seed=3)
-    ended = await complete(wanted, ScriptedEngine(**said), "t", lambda _: None)
-    assert (ended.tokens, ended.finish_reason) == (6, "stop")
-    whole = replace(wanted, ignore_eos=True)
-    reply = await complete(whole, ScriptedEngine(**said), "t", lambda _: None)
+    script = {"say": lambda branch: "Done."}
+    request = PlainCompletion(PROMPT, limit=40, piece=16, seed=3)
+    short = await complete(request, ScriptedEngine(**script), "t", lambda _: None)
+    assert (short.tokens, short.finish_reason) == (6, "stop")
+    unending = replace(request, ignore_eos=True)
+    reply = await complete(unending, ScriptedEngine(**script), "t", lambda _: None)
     assert (reply.tokens, reply.finish_reason) == (40, "length")

@@ -15,12 +15,12 @@ from playwright.sync_api import Browser, Page, Route
 from models.bundled import SPRIG_FOLDER
 from tests.server.browser import (
     SCRIPT_ERRORS,
-    HeldEngine,
+    GatedEngine,
     chromium,
-    done,
-    parsed,
     serving,
+    submit,
     visit,
+    wait_for_done,
 )
 
 pytestmark = pytest.mark.slow
@@ -48,38 +48,38 @@ def no_script_fails() -> Iterator[None]:
 
 
 @pytest.fixture
-def engine() -> HeldEngine:
+def engine() -> GatedEngine:
     """An engine that waits for the test."""
-    return HeldEngine()
+    return GatedEngine()
 
 
 @pytest.fixture
-def url(engine: HeldEngine) -> Iterator[str]:
+def url(engine: GatedEngine) -> Iterator[str]:
     """A server for one test; nothing waits when it ends."""
     with serving(engine) as url:
         yield url
-        engine.let()
+        engine.allow()
 
 
 def faults(page: Page) -> list[str]:
     """What axe finds, by rule and element."""
-    found = Axe().run(page).response["violations"]
-    return [f"{rule['id']}: {node['html']}" for rule in found for node in rule["nodes"]]
+    violations = Axe().run(page).response["violations"]
+    return [f"{rule['id']}: {node['html']}" for rule in violations for node in rule["nodes"]]
 
 
 def test_nodes_appear_before_the_answer(
-    browser: Browser, engine: HeldEngine, url: str, tmp_path: Path
+    browser: Browser, engine: GatedEngine, url: str, tmp_path: Path
 ) -> None:
     """Type, run, watch, click a step, branch from it, export the tree and open it again."""
     page = visit(browser, url)
     pane = page.locator(".pane")
-    engine.let(1)
-    parsed(page, **DIALS)
+    engine.allow(1)
+    submit(page, **DIALS)
     page.locator('.pane[data-state="growing"][data-nodes="6"]').wait_for()
     assert not page.locator(".answers").is_visible()
     assert page.locator("#stop").is_visible()
-    engine.let()
-    done(page)
+    engine.allow()
+    wait_for_done(page)
     assert int(pane.get_attribute("data-nodes") or 0) > 6
     assert "votes" in page.locator(".answers").inner_text()
     assert page.locator(".reply li").all_inner_texts()[-1].count("The answer is") == 1
@@ -96,15 +96,15 @@ def test_nodes_appear_before_the_answer(
     page.get_by_role("button", name="Branch from here").click()
     page.locator(".crumbs").get_by_text("branch from step").wait_for()
     assert page.evaluate("document.activeElement.textContent").endswith("from step 1")
-    done(page)
+    wait_for_done(page)
     assert page.locator(".pane h2").inner_text() == "rebase 6, seed 5, from step 1"
     page.locator(".crumbs").get_by_text("whole search").click()
 
     with page.expect_download() as download:
         page.get_by_role("button", name="Export the tree as JSON").click()
-    kept = tmp_path / "tree.json"
-    download.value.save_as(kept)
-    document = json.loads(kept.read_text())
+    file = tmp_path / "tree.json"
+    download.value.save_as(file)
+    document = json.loads(file.read_text())
     assert document["tree"]["version"] == 1
     assert len(document["tree"]["nodes"]) == int(pane.get_attribute("data-nodes") or 0)
     with page.expect_download() as download:
@@ -112,25 +112,25 @@ def test_nodes_appear_before_the_answer(
     assert download.value.path().read_text().startswith("<svg xmlns=")
 
     before = (pane.get_attribute("data-nodes"), page.locator(".answers").inner_text())
-    fresh = visit(browser, url)
-    fresh.set_input_files("#file", kept)
-    done(fresh)
+    second_page = visit(browser, url)
+    second_page.set_input_files("#file", file)
+    wait_for_done(second_page)
     after = (
-        fresh.locator(".pane").get_attribute("data-nodes"),
-        fresh.locator(".answers").inner_text(),
+        second_page.locator(".pane").get_attribute("data-nodes"),
+        second_page.locator(".answers").inner_text(),
     )
     assert after == before
-    assert fresh.locator(".kv figcaption").is_visible()
-    assert fresh.input_value("#question") == "What?"
+    assert second_page.locator(".kv figcaption").is_visible()
+    assert second_page.input_value("#question") == "What?"
 
 
 def test_a_click_selects_and_kv_is_told_of_each_step(
-    browser: Browser, engine: HeldEngine, url: str
+    browser: Browser, engine: GatedEngine, url: str
 ) -> None:
     """Half of step 1 is evicted in one round and back in the next; the outline says so too."""
     page = visit(browser, url)
-    engine.let(1)
-    parsed(page, **DIALS)
+    engine.allow(1)
+    submit(page, **DIALS)
     page.locator('.pane[data-nodes="6"]').wait_for()
     page.locator(".panel.kv").wait_for()  # until it is there, what stands below it still moves
     page.get_by_text("The tree as text").click()
@@ -138,7 +138,7 @@ def test_a_click_selects_and_kv_is_told_of_each_step(
     first.click()
     page.locator(".details").get_by_text("4 of").wait_for()
     assert "KV partly evicted" in (first.get_attribute("aria-label") or "")
-    engine.let(1)
+    engine.allow(1)
     page.locator(".details").get_by_text("just rehydrated").wait_for()
     box = page.locator("canvas.tree").bounding_box()
     assert box is not None
@@ -146,13 +146,13 @@ def test_a_click_selects_and_kv_is_told_of_each_step(
     page.locator(".details").get_by_text("The question").wait_for()
 
 
-def test_two_policies_side_by_side(browser: Browser, engine: HeldEngine, url: str) -> None:
+def test_two_policies_side_by_side(browser: Browser, engine: GatedEngine, url: str) -> None:
     """The same question and seed; on a phone one below the other, and nothing overflows."""
-    engine.let()
+    engine.allow()
     page = visit(browser, url)
     page.check("#compare")
-    parsed(page, **DIALS, other="beam")
-    done(page, 2)
+    submit(page, **DIALS, other="beam")
+    wait_for_done(page, 2)
     assert page.locator(".pane h2").all_inner_texts() == ["rebase 6, seed 4", "beam 6, seed 4"]
     left, right = (page.locator(".pane").nth(i).bounding_box() for i in (0, 1))
     assert left is not None
@@ -169,20 +169,20 @@ def test_two_policies_side_by_side(browser: Browser, engine: HeldEngine, url: st
     assert all(text.strip() > "0" for text in tokens.all_inner_texts())
 
 
-def test_the_keyboard_walks_the_tree(browser: Browser, engine: HeldEngine, url: str) -> None:
+def test_the_keyboard_walks_the_tree(browser: Browser, engine: GatedEngine, url: str) -> None:
     """Right to a child, left to the parent, down and up within a level; a live region speaks."""
-    engine.let()
+    engine.allow()
     page = visit(browser, url)
-    parsed(page, **DIALS)
-    done(page)
+    submit(page, **DIALS)
+    wait_for_done(page)
     page.locator("canvas.tree").focus()
-    heard = []
+    announcements = []
     for key in ("Home", "ArrowRight", "ArrowDown", "ArrowUp", "ArrowLeft", "End"):
         page.keyboard.press(key)
-        heard.append(page.locator("#live").inner_text())
-    assert heard[0] == heard[4] == "Question: What?"
-    assert heard[1] == heard[3] != heard[2]
-    assert "chosen" in heard[5]
+        announcements.append(page.locator("#live").inner_text())
+    assert announcements[0] == announcements[4] == "Question: What?"
+    assert announcements[1] == announcements[3] != announcements[2]
+    assert "chosen" in announcements[5]
     page.get_by_text("The tree as text").click()
     page.locator('[role="treeitem"][tabindex="0"]').focus()
     page.keyboard.press("Home")
@@ -192,18 +192,18 @@ def test_the_keyboard_walks_the_tree(browser: Browser, engine: HeldEngine, url: 
     assert item.get_attribute("aria-selected") == "true"
 
 
-def test_what_goes_wrong_is_said_in_plain_words(browser: Browser, engine: HeldEngine) -> None:
+def test_what_goes_wrong_is_said_in_plain_words(browser: Browser, engine: GatedEngine) -> None:
     """A key that is missing, a value that is not allowed, a file that is none, a search stopped."""
     with serving(engine, api_keys="ann:secret") as url:
         page = visit(browser, url)
         assert page.locator("#keyrow").is_visible()
-        parsed(page, **DIALS)
+        submit(page, **DIALS)
         page.locator("#trouble").get_by_text("wants an API key").wait_for()
         page.fill("#key", "secret")
-        parsed(page, **DIALS)
+        submit(page, **DIALS)
         page.locator("#stop").click()
         page.locator(".pane[data-state=stopped]").wait_for()
-        engine.let()
+        engine.allow()
         page.set_input_files(
             "#file", {"name": "a.txt", "mimeType": "text/plain", "buffer": b"no tree"}
         )
@@ -214,15 +214,15 @@ def test_what_goes_wrong_is_said_in_plain_words(browser: Browser, engine: HeldEn
     "In the playground a wrong value marks its field, and the tree that was there stays"
 )
 def test_a_wrong_value_is_marked_and_the_tree_stays(
-    browser: Browser, engine: HeldEngine, url: str
+    browser: Browser, engine: GatedEngine, url: str
 ) -> None:
     """What the page sees itself, and what only the server knows: the field has the focus, and what
     was grown before is there."""
-    engine.let()
+    engine.allow()
     page = visit(browser, url)
-    parsed(page, **DIALS)
-    done(page)
-    grown = page.locator(".pane").get_attribute("data-nodes")
+    submit(page, **DIALS)
+    wait_for_done(page)
+    node_count = page.locator(".pane").get_attribute("data-nodes")
     for name, value, words in (
         ("width", "0", "Width: a whole number from 1 to"),
         ("seed", "1.5", "Seed: a whole number from 0"),
@@ -235,69 +235,69 @@ def test_a_wrong_value_is_marked_and_the_tree_stays(
         page.locator("#trouble").get_by_text(words).wait_for()
         assert field.get_attribute("aria-invalid") == "true"
         assert page.evaluate("document.activeElement.id") == name
-        assert page.locator(".pane").get_attribute("data-nodes") == grown
+        assert page.locator(".pane").get_attribute("data-nodes") == node_count
         field.evaluate("(one) => { one.value = ''; }")
-    parsed(page, **DIALS)
+    submit(page, **DIALS)
     page.locator("#trouble").wait_for(state="hidden")
     assert page.locator("[aria-invalid]").count() == 0
 
 
 def test_a_recording_is_there_before_anything_is_asked(
-    browser: Browser, engine: HeldEngine
+    browser: Browser, engine: GatedEngine
 ) -> None:
     """It cannot be branched from; the page says what the bundled model knows, when asked another
     question."""
     with serving(engine, policy_model=SPRIG_FOLDER / "policy") as url:
         page = visit(browser, url)
-        done(page)
+        wait_for_done(page)
         assert page.locator(".pane h2").inner_text().startswith("Recorded: rebase")
         assert engine.rounds == 0
         page.locator(".pathstep").first.click()
         assert page.get_by_role("button", name="Branch from here").is_disabled()
         page.locator("#recordings").get_by_role("button", name="wordproblem").click()
         page.locator(".verdict strong").get_by_text(re.compile(r"^\d+$")).wait_for()
-        engine.let()
-        parsed(page, QUESTION, **DIALS)
-        done(page)
+        engine.allow()
+        submit(page, QUESTION, **DIALS)
+        wait_for_done(page)
         assert not page.locator("#hint").is_visible()
-        parsed(page, "Hello, who are you?", **DIALS)
+        submit(page, "Hello, who are you?", **DIALS)
         page.locator("#hint").get_by_text("sprig was taught").wait_for()
 
 
-@pytest.mark.parametrize("typed", ["What?", ""])
+@pytest.mark.parametrize("question", ["What?", ""])
 def test_a_question_being_typed_is_left_alone(
-    browser: Browser, engine: HeldEngine, url: str, typed: str
+    browser: Browser, engine: GatedEngine, url: str, question: str
 ) -> None:
     """The recording that the page begins with comes late, when somebody types or is about to."""
     page = browser.new_page(reduced_motion="reduce")
-    late: list[Route] = []
+    routes: list[Route] = []
 
     def hold(route: Route) -> None:
-        late.append(route)
+        routes.append(route)
 
     page.route("**/recorded.json", hold)
     with page.expect_request("**/recorded.json"):
         page.goto(url)
     page.locator("#policy option").first.wait_for(state="attached")
-    if typed:
-        page.fill("#question", typed)
+    if question:
+        page.fill("#question", question)
     else:
         page.focus("#question")
     before = page.input_value("#question")
-    late[0].continue_()
-    done(page)
+    routes[0].continue_()
+    wait_for_done(page)
     assert page.locator(".pane h2").inner_text().startswith("Recorded")
     assert page.input_value("#question") == before
 
 
 def test_steps_of_the_way_here_take_the_focus_along(
-    browser: Browser, engine: HeldEngine, url: str
+    browser: Browser, engine: GatedEngine, url: str
 ) -> None:
     """From a step's details to those of the steps before it."""
-    engine.let()
+    engine.allow()
     page = visit(browser, url)
-    parsed(page, **DIALS)
-    done(page)
+    submit(page, **DIALS)
+    wait_for_done(page)
     page.locator(".pathstep").last.click()
     page.locator(".way button").first.click()
     assert page.evaluate("document.activeElement.textContent").startswith("Step ")
@@ -319,39 +319,39 @@ CanvasRenderingContext2D.prototype.fillText = function (text, x, y) {
 
 @pytest.mark.parametrize("width", [390, 820, 1440])
 def test_no_label_stands_on_another_and_the_chosen_steps_have_theirs(
-    browser: Browser, engine: HeldEngine, url: str, width: int
+    browser: Browser, engine: GatedEngine, url: str, width: int
 ) -> None:
     """Of a recorded search of 64 steps, most of which were pruned or not chosen."""
     page = browser.new_page(viewport={"width": width, "height": 900}, reduced_motion="reduce")
     page.add_init_script(LABELS)
     page.goto(url)
-    done(page)
+    wait_for_done(page)
     steps = [text.splitlines()[0] for text in page.locator(".reply li span").all_inner_texts()]
     page.wait_for_timeout(0)
     labels = page.evaluate("window.labels")
     for step in steps:
         assert any(step[:12] in text for text, *_ in labels)
     boxes = sorted(labels, key=lambda label: label[3])
-    for at, (_, left, right, y) in enumerate(boxes):
-        for _, other_left, other_right, other_y in boxes[at + 1 :]:
+    for index, (_, left, right, y) in enumerate(boxes):
+        for _, other_left, other_right, other_y in boxes[index + 1 :]:
             if other_y - y >= 13:
                 break
             assert right <= other_left or other_right <= left
 
 
 def test_what_a_finger_presses_is_large_enough(
-    browser: Browser, engine: HeldEngine, url: str
+    browser: Browser, engine: GatedEngine, url: str
 ) -> None:
     """On a phone, with a tree, its outline and a step's details open."""
-    engine.let()
+    engine.allow()
     page = visit(browser, url, width=390)
-    parsed(page, **DIALS)
-    done(page)
+    submit(page, **DIALS)
+    wait_for_done(page)
     page.get_by_text("The tree as text").click()
     page.get_by_text("More settings").click()
     page.locator('[role="treeitem"][data-node="1"]').click()
-    pressed = page.locator("button:visible, summary:visible, input:visible, select:visible")
-    for element in pressed.all():
+    controls = page.locator("button:visible, summary:visible, input:visible, select:visible")
+    for element in controls.all():
         box = element.bounding_box()
         assert box is not None
         if element.get_attribute("type") == "checkbox":
@@ -362,14 +362,14 @@ def test_what_a_finger_presses_is_large_enough(
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
 def test_axe_finds_nothing(
-    browser: Browser, engine: HeldEngine, url: str, width: int, scheme: str
+    browser: Browser, engine: GatedEngine, url: str, width: int, scheme: str
 ) -> None:
     """Neither beside a recording nor with a tree, its outline and a selected step."""
-    engine.let()
+    engine.allow()
     page = visit(browser, url, width=width, scheme=scheme)
     assert faults(page) == []
-    parsed(page, **DIALS)
-    done(page)
+    submit(page, **DIALS)
+    wait_for_done(page)
     page.get_by_text("The tree as text").click()
     page.locator('[role="treeitem"][data-node="1"]').click()
     page.get_by_text("More settings").click()

@@ -23,35 +23,35 @@ TYPES = {
 @pytest.mark.promise("The playground needs nothing from elsewhere, and axe finds no fault in it")
 async def test_the_page_needs_nothing_from_elsewhere(http: httpx2.AsyncClient) -> None:
     """Every file that a file names is served, with its type and a policy that allows no other."""
-    seen: set[str] = set()
+    visited: set[str] = set()
     waiting = ["/"]
     while waiting:
         path = waiting.pop()
-        seen.add(path)
-        served = await http.get(path)
-        assert served.status_code == 200
-        assert "default-src 'none'" in served.headers["content-security-policy"]
-        assert served.headers["content-type"] in TYPES
-        named = re.findall(r'(?:src|href)="(playground/[^"]+)"|from "\./([^"]+)"', served.text)
-        links = {"/" + (page or f"playground/{module}") for page, module in named}
-        waiting += links - seen - set(waiting)
-        assert not re.findall(r"https?://(?!www\.w3\.org)", served.text)
-    assert {path.removeprefix("/playground/") for path in seen - {"/"}} == {
+        visited.add(path)
+        answer = await http.get(path)
+        assert answer.status_code == 200
+        assert "default-src 'none'" in answer.headers["content-security-policy"]
+        assert answer.headers["content-type"] in TYPES
+        references = re.findall(r'(?:src|href)="(playground/[^"]+)"|from "\./([^"]+)"', answer.text)
+        links = {"/" + (page or f"playground/{module}") for page, module in references}
+        waiting += links - visited - set(waiting)
+        assert not re.findall(r"https?://(?!www\.w3\.org)", answer.text)
+    assert {path.removeprefix("/playground/") for path in visited - {"/"}} == {
         file.name for file in FOLDER.iterdir() if file.name not in ("index.html", "recorded.json")
     }
     recorded = await http.get("/playground/recorded.json")
     assert recorded.headers["content-type"] == "application/json"
-    assert {one["task"] for one in recorded.json()} <= TASKS.keys()
+    assert {recording["task"] for recording in recorded.json()} <= TASKS.keys()
 
 
 async def test_a_browser_that_has_a_file_is_not_sent_it_again(http: httpx2.AsyncClient) -> None:
     """It says which it has; HEAD asks without taking."""
     first = await http.get("/playground/main.js")
     tag = first.headers["etag"]
-    again = await http.get("/playground/main.js", headers={"if-none-match": f'"other", W/{tag}'})
-    assert (again.status_code, again.content) == (304, b"")
-    other = await http.get("/playground/tree.js", headers={"if-none-match": tag})
-    assert other.status_code == 200
+    cached = await http.get("/playground/main.js", headers={"if-none-match": f'"other", W/{tag}'})
+    assert (cached.status_code, cached.content) == (304, b"")
+    other_file = await http.get("/playground/tree.js", headers={"if-none-match": tag})
+    assert other_file.status_code == 200
     assert (await http.head("/")).status_code == 200
     assert (await http.get("/playground/app.py")).status_code == 404
 

@@ -85,7 +85,7 @@ def published(policy: str, prm: Path, tmp_path_factory: pytest.TempPathFactory) 
         server.stop()
 
 
-def searched(server: Server, question: str, **search: Any) -> dict[str, Any]:
+def run_search(server: Server, question: str, **search: Any) -> dict[str, Any]:
     """The document of ``/v1/search``."""
     width = WIDTHS.get(search["policy"], 16)
     body = {"question": question, "search": {"width": width, "seed": 0, **search}}
@@ -105,14 +105,14 @@ def test_every_policy_is_right(bundled: Server, name: str) -> None:
     client = OpenAI(base_url=f"{bundled.url}/v1", api_key="any", max_retries=0, timeout=600)
     right = 0
     for question in QUESTIONS:
-        found = searched(bundled, question, policy=name)
-        done = client.chat.completions.create(
+        document = run_search(bundled, question, policy=name)
+        completion = client.chat.completions.create(
             model="sprig",
             messages=[{"role": "user", "content": question}],
             extra_body={"search": {"policy": name, "width": WIDTHS.get(name, 16), "seed": 1}},
         )
-        said = done.choices[0].message.content or ""
-        right += TASK.check(question, found["text"]).correct + TASK.check(question, said).correct
+        text = completion.choices[0].message.content or ""
+        right += TASK.check(question, document["text"]).correct + TASK.check(question, text).correct
     assert right >= len(QUESTIONS) * 4 // 3
 
 
@@ -121,16 +121,16 @@ def test_a_plain_reply_is_drawn_by_vllms_parameters(bundled: Server) -> None:
     would count anew in each request, are refused by name."""
     client = OpenAI(base_url=f"{bundled.url}/v1", api_key="any", max_retries=0, timeout=600)
 
-    def reply(temperature: float, **more: Any) -> str:
-        done = client.chat.completions.create(
+    def reply(temperature: float, **fields: Any) -> str:
+        completion = client.chat.completions.create(
             model="sprig",
             messages=[{"role": "user", "content": QUESTIONS[0]}],
             temperature=temperature,
             seed=1,
             max_tokens=60,
-            extra_body=more,
+            extra_body=fields,
         )
-        return done.choices[0].message.content or ""
+        return completion.choices[0].message.content or ""
 
     likeliest = reply(0.0)
     assert likeliest
@@ -145,9 +145,9 @@ def test_what_was_read_before_is_cached(bundled: Server) -> None:
     """In whole blocks: nothing that a search had read is computed again."""
     with httpx2.Client(base_url=bundled.url, timeout=60) as http:
         before = total(http, "prefix_expected")
-        found = searched(bundled, QUESTIONS[0], policy="rebase")
+        document = run_search(bundled, QUESTIONS[0], policy="rebase")
         assert total(http, "prefix_expected") > before
-    costs = found["stats"]["engine"]
+    costs = document["stats"]["engine"]
     assert costs["cached_tokens"] >= costs["expected_tokens"] > 0
     assert costs["rehydrated_tokens"] == 0
 
@@ -156,8 +156,8 @@ def test_what_is_not_cached_is_counted_and_said_once(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """Of a server that caches nothing, behind what is said to keep trees together."""
-    none = ["--enable-prompt-tokens-details", "--no-enable-prefix-caching"]
-    with serving(SPRIG_FOLDER / "policy", tmp_path / "log", none) as url:
+    flags = ["--enable-prompt-tokens-details", "--no-enable-prefix-caching"]
+    with serving(SPRIG_FOLDER / "policy", tmp_path / "log", flags) as url:
         server = Server(
             engine="openai",
             policy_urls=url,
@@ -167,15 +167,15 @@ def test_what_is_not_cached_is_counted_and_said_once(
         )
         try:
             for seed in range(6):
-                found = searched(server, QUESTIONS[0], policy="rebase", seed=seed)
-                costs = found["stats"]["engine"]
+                document = run_search(server, QUESTIONS[0], policy="rebase", seed=seed)
+                costs = document["stats"]["engine"]
                 assert costs["cached_tokens"] == 0
                 assert costs["rehydrated_tokens"] == costs["expected_tokens"] > 0
             with httpx2.Client(base_url=server.url, timeout=60) as http:
-                expected, again = total(http, "prefix_expected"), total(http, "rehydrated")
+                expected, recomputed = total(http, "prefix_expected"), total(http, "rehydrated")
         finally:
             server.stop()
-    assert again == expected > LEAST_TOKENS
+    assert recomputed == expected > LEAST_TOKENS
     assert "".join(server.log).count("does it heed the header x-tree?") == 1
 
 
@@ -191,9 +191,9 @@ def test_rewards_are_those_of_transformers(published: Server, prm: Path) -> None
 @pytest.mark.parametrize("name", POLICIES)
 def test_searches_end_with_such_rewards(published: Server, name: PolicyName) -> None:
     """Random ones, of every step that its policy has scored."""
-    found = searched(published, QUESTIONS[0], policy=name, width=4)
-    rewards = [node["reward"] for node in found["tree"]["nodes"][1:]]
-    assert found["stop_reason"] in ("answered", "width_spent", "depth")
+    document = run_search(published, QUESTIONS[0], policy=name, width=4)
+    rewards = [node["reward"] for node in document["tree"]["nodes"][1:]]
+    assert document["stop_reason"] in ("answered", "width_spent", "depth")
     scores = POLICIES[name](SearchSpec(policy=name)).scores
     assert (scores is Scores.ALL) <= all(reward is not None for reward in rewards)
     assert (scores is Scores.NONE) == all(reward is None for reward in rewards)

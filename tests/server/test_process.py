@@ -76,8 +76,8 @@ def http(server: Server) -> Iterator[httpx2.Client]:
 
 def metric(http: httpx2.Client, name: str, **labels: str) -> float:
     """A sample of /metrics; 0 for labels that have not been seen yet."""
-    found = samples(http.get("/metrics").text)
-    return next((one.value for one in found if (one.name, one.labels) == (name, labels)), 0.0)
+    rows = samples(http.get("/metrics").text)
+    return next((row.value for row in rows if (row.name, row.labels) == (name, labels)), 0.0)
 
 
 def until(http: httpx2.Client, name: str, value: float, **labels: str) -> None:
@@ -90,17 +90,17 @@ def test_the_openai_client_searches(server: Server) -> None:
     """The reply is a derivation with its answer; the same seed says the same again."""
     client = OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0)
 
-    def parsed() -> dict:
-        done = client.chat.completions.create(
+    def run_search() -> dict:
+        completion = client.chat.completions.create(
             model="sprig",
             messages=[{"role": "user", "content": QUESTION}],
             extra_body={"search": SEARCH["search"]},
         )
-        assert done.choices[0].message.content
-        return (done.model_extra or {})["search"]
+        assert completion.choices[0].message.content
+        return (completion.model_extra or {})["search"]
 
-    first = parsed()
-    assert first["tree_digest"] == parsed()["tree_digest"]
+    first = run_search()
+    assert first["tree_digest"] == run_search()["tree_digest"]
     assert first["stats"]["engine"]["decoded_tokens"] > 0
     assert first["stats"]["finished"] <= 2
 
@@ -109,13 +109,13 @@ def test_health_stays_quick_while_the_engine_works(http: httpx2.Client) -> None:
     """Health, readiness and metrics answer while a wide search is under way."""
     body = SEARCH | {"search": {"width": 256}, "stream": True}
     with (
-        httpx2.Client(base_url=http.base_url) as other,
+        httpx2.Client(base_url=http.base_url) as probe,
         http.stream("POST", "/v1/chat/completions", json=body),
     ):
-        until(other, "hedgerow_searches_in_flight", 1, policy="rebase")
+        until(probe, "hedgerow_searches_in_flight", 1, policy="rebase")
         for path in ("/health", "/ready", "/metrics"):
-            assert other.get(path).status_code == 200
-        assert metric(other, "hedgerow_searches_in_flight", policy="rebase") == 1
+            assert probe.get(path).status_code == 200
+        assert metric(probe, "hedgerow_searches_in_flight", policy="rebase") == 1
 
 
 def test_clients_that_leave_hold_no_kv(server: Server, http: httpx2.Client) -> None:
@@ -146,42 +146,42 @@ def test_streams_whose_clients_close_at_once_do_not_go_on(
     than cancelled, begun or not. Nobody's fault is in the log."""
     address = http.base_url.host, http.base_url.port
     search = {"policy": "rebase", "width": 64, "trajectory_tokens": 300}
-    sent = json.dumps({"question": QUESTION, "stream": True, "search": search}).encode()
-    head = f"POST /v1/search HTTP/1.1\r\nhost: x\r\ncontent-length: {len(sent)}\r\n"
+    content = json.dumps({"question": QUESTION, "stream": True, "search": search}).encode()
+    head = f"POST /v1/search HTTP/1.1\r\nhost: x\r\ncontent-length: {len(content)}\r\n"
     head += "content-type: application/json\r\n\r\n"
 
-    def ended() -> dict[str, float]:
+    def counts() -> dict[str, float]:
         return {
-            str(one.labels): one.value
-            for one in samples(http.get("/metrics").text)
-            if one.name == "hedgerow_searches_total" and one.labels["stop_reason"] != "cancelled"
+            str(row.labels): row.value
+            for row in samples(http.get("/metrics").text)
+            if row.name == "hedgerow_searches_total" and row.labels["stop_reason"] != "cancelled"
         }
 
-    before, left = ended(), metric(http, "hedgerow_disconnects_total")
+    before, disconnects = counts(), metric(http, "hedgerow_disconnects_total")
     for _ in range(20):
         with socket.create_connection(address) as client:
-            client.sendall(head.encode() + sent)
-    until(http, "hedgerow_disconnects_total", left + 20)
+            client.sendall(head.encode() + content)
+    until(http, "hedgerow_disconnects_total", disconnects + 20)
     until(http, "hedgerow_searches_in_flight", 0, policy="rebase")
     until(http, "hedgerow_kv_tokens", 0, served="sprig", model="policy", state="active")
     assert metric(http, "hedgerow_requests_waiting") == 0
-    assert ended() == before
+    assert counts() == before
     assert "never retrieved" not in "".join(server.log)
 
 
 def test_solve_and_replay_over_http(server: Server, http: httpx2.Client, tmp_path: Path) -> None:
     """``--url`` uses the running server; a chat response of it replays."""
-    done = subprocess.run(
+    process = subprocess.run(
         [*COMMAND, "solve", QUESTION, "--width", "2", "--seed", "5", "--json", "--url", server.url],
         capture_output=True,
         text=True,
         check=True,
     )
-    assert json.loads(done.stdout)["seed"] == 5
+    assert json.loads(process.stdout)["seed"] == 5
     record = tmp_path / "chat.json"
     record.write_bytes(http.post("/v1/chat/completions", json=SEARCH).content)
-    again = [*COMMAND, "replay", str(record), "--url", server.url]
-    assert subprocess.run(again, check=False, capture_output=True).returncode == 0
+    command = [*COMMAND, "replay", str(record), "--url", server.url]
+    assert subprocess.run(command, check=False, capture_output=True).returncode == 0
 
 
 @pytest.mark.slow

@@ -22,16 +22,16 @@ class Recording(PlainText):
     """Keeps the roles of every conversation that it encodes."""
 
     def __init__(self) -> None:
-        self.seen: list[tuple[str, ...]] = []
+        self.conversations: list[tuple[str, ...]] = []
 
     def encode_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
         """As before."""
-        self.seen.append(tuple(message["role"] for message in messages))
+        self.conversations.append(tuple(message["role"] for message in messages))
         return super().encode_chat(messages)
 
 
 @pytest.mark.parametrize(
-    ("path", "more", "profile", "roles"),
+    ("path", "fields", "profile", "roles"),
     [
         ("/v1/chat/completions", {"search": {"width": 2}}, "qwen", ("system", "user")),
         ("/v1/search", {"search": {"width": 2}}, "qwen", ("system", "user")),
@@ -41,22 +41,22 @@ class Recording(PlainText):
     ],
 )
 async def test_a_search_is_asked_to_work_in_steps(
-    path: str, more: dict[str, Any], profile: str, roles: tuple[str, ...]
+    path: str, fields: dict[str, Any], profile: str, roles: tuple[str, ...]
 ) -> None:
     """A plain reply is what any other server of the model would give."""
     text = Recording()
     service = create_service(Settings(profile=profile), ScriptedEngine(), text)
     async with client_over(create_app(service)) as client:
-        answer = await client.post(path, json={"model": "sprig", "messages": question()} | more)
+        answer = await client.post(path, json={"model": "sprig", "messages": question()} | fields)
     assert answer.status_code == 200, answer.text
-    assert roles in text.seen
-    assert ("system", "user") not in text.seen or roles == ("system", "user")
+    assert roles in text.conversations
+    assert ("system", "user") not in text.conversations or roles == ("system", "user")
 
 
 def test_the_requests_own_system_message_stays_alone() -> None:
     """Whatever the profile."""
-    asked = [SYSTEM, *question()]
+    messages = [SYSTEM, *question()]
     for profile in PROFILES.values():
-        assert under_profile(asked, profile) == asked
+        assert under_profile(messages, profile) == messages
     assert under_profile(question(), PROFILES["llama"])[0]["role"] == "system"
     assert under_profile(question(), PROFILES["sprig"]) == question()

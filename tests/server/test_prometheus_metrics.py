@@ -33,12 +33,12 @@ async def test_the_page_has_every_series_and_no_other(http: httpx2.AsyncClient) 
     await http.get("/admin/usage")  # refused
     text = (await http.get("/metrics")).text
     kinds = dict(re.findall(r"^# TYPE (\w+) (\w+)$", text, re.M))
-    found = {}
+    series = {}
     for name, kind in kinds.items():
-        said = re.search(rf"^{name}(?:_bucket)?\{{(.*)\}} ", text, re.M)
-        labels = re.findall(r'(\w+)="', said[1]) if said else []
-        found[name] = (kind, tuple(label for label in sorted(labels) if label != "le"))
-    assert found == documented()
+        match = re.search(rf"^{name}(?:_bucket)?\{{(.*)\}} ", text, re.M)
+        labels = re.findall(r'(\w+)="', match[1]) if match else []
+        series[name] = (kind, tuple(label for label in sorted(labels) if label != "le"))
+    assert series == documented()
 
 
 async def test_names_are_of_one_kind(http: httpx2.AsyncClient) -> None:

@@ -31,11 +31,11 @@ def test_a_days_tokens_come_back_at_midnight() -> None:
     with quotas.booking(ann, 4, searched=False):
         pass
     quotas.must_have_left(ann)
-    with quotas.booking(ann, 4, searched=True) as spent:
-        spent.completion = 6
-    with pytest.raises(ApiError, match="quota of 10 tokens a day") as refused:
+    with quotas.booking(ann, 4, searched=True) as booking:
+        booking.completion = 6
+    with pytest.raises(ApiError, match="quota of 10 tokens a day") as error:
         quotas.must_have_left(ann)
-    assert (refused.value.headers or {})["retry-after"] == "100"
+    assert (error.value.headers or {})["retry-after"] == "100"
     now = 5 * DAY + 1.0
     quotas.must_have_left(ann)
     assert quotas.account("ann") == {
@@ -53,8 +53,8 @@ def test_a_clock_that_is_set_back_gives_no_day_twice() -> None:
     now = 5 * DAY + 10.0
     quotas = Quotas(["ann"], Metrics(), lambda: now)
     ann = ApiKey(name="ann", tokens_a_day=10, **ROOM)
-    with quotas.booking(ann, 4, searched=True) as spent:
-        spent.completion = 6
+    with quotas.booking(ann, 4, searched=True) as booking:
+        booking.completion = 6
     for time in (5 * DAY - 10.0, 5 * DAY + 20.0):
         now = time
         with pytest.raises(ApiError, match="quota of 10 tokens a day"):
@@ -72,10 +72,10 @@ async def test_who_has_used_up_a_quota_is_refused(
     assert (await http.post(CHAT, json=body)).status_code == 200
     calls = len(engine.expanded)
     for path in (CHAT, "/v1/completions", "/v1/search"):
-        refused = await http.post(path, json=body)
-        assert refused.status_code == 429
-        assert refused.json()["error"]["code"] == "insufficient_quota"
-        assert refused.headers["x-should-retry"] == "false"
+        answer = await http.post(path, json=body)
+        assert answer.status_code == 429
+        assert answer.json()["error"]["code"] == "insufficient_quota"
+        assert answer.headers["x-should-retry"] == "false"
     assert len(engine.expanded) == calls
     assert (await http.get("/v1/models")).status_code == 200
 
@@ -93,7 +93,7 @@ async def test_leaving_midway_is_not_for_free(
     engine.say = wait_later
     call = Call(app, CHAT, BODY | extra)
     await engine.waiting.wait()
-    call.left.set()
+    call.disconnect.set()
     await call.task
     await app.state.service.runner.close()
     account = app.state.service.quotas.account("anybody")

@@ -16,7 +16,7 @@ THINKING = "<think>\nThe answer is 1? No.\n</think>\n\nThe answer is 2."
 
 
 @pytest.mark.parametrize(
-    ("text", "opened", "parts"),
+    ("text", "inside", "parts"),
     [
         ("Hello.", False, ("", "Hello.")),
         ("<think>a\n\nb</think>\n\nc", False, ("a\n\nb", "c")),
@@ -27,23 +27,23 @@ THINKING = "<think>\nThe answer is 1? No.\n</think>\n\nThe answer is 2."
         ("say <think>a</think>", False, ("", "say <think>a</think>")),
     ],
 )
-def test_a_thought_stands_at_the_beginning(text: str, opened: bool, parts: tuple[str, str]) -> None:
+def test_a_thought_stands_at_the_beginning(text: str, inside: bool, parts: tuple[str, str]) -> None:
     """Opened by the reply or by the prompt; one that is never closed leaves no reply."""
-    assert split_reasoning(text, opened=opened) == parts
+    assert split_reasoning(text, opened=inside) == parts
 
 
 @given(
     st.lists(st.sampled_from(["<think>", "</think>", "<th", "ink>", "\n", "a", "</"]), max_size=12),
     st.booleans(),
 )
-def test_pieces_are_the_whole(pieces: list[str], opened: bool) -> None:
+def test_pieces_are_the_whole(pieces: list[str], inside: bool) -> None:
     """However a text is cut, what is told of it piece by piece is what it is split into."""
-    saying = ReplyStream(opened, None)
-    told = [saying.more(piece) for piece in pieces]
-    told.append(saying.rest("".join(pieces)))
-    joined = "".join(part.thought for part in told), "".join(part.text for part in told)
-    assert not any(part.calls for part in told)
-    assert joined == split_reasoning("".join(pieces), opened=opened)
+    saying = ReplyStream(inside, None)
+    parts = [saying.more(piece) for piece in pieces]
+    parts.append(saying.rest("".join(pieces)))
+    totals = "".join(part.thought for part in parts), "".join(part.text for part in parts)
+    assert not any(part.calls for part in parts)
+    assert totals == split_reasoning("".join(pieces), opened=inside)
 
 
 def test_a_template_may_open_the_thought() -> None:
@@ -69,13 +69,13 @@ async def test_answers_are_not_looked_for_in_thoughts(
     """What was only considered does not vote; a thought that never ends has no answer."""
     body = {"search": {"policy": "self_consistency", "width": 2, "step_tokens": 200}}
 
-    async def parsed() -> tuple[str | None, dict]:
-        done = await chat(openai, **body)
-        return done.choices[0].message.content, search_of(done)
+    async def run() -> tuple[str | None, dict]:
+        completion = await chat(openai, **body)
+        return completion.choices[0].message.content, search_of(completion)
 
     engine.say = saying(THINKING)
-    content, found = await parsed()
-    assert (content, found["answer"]) == ("The answer is 2.", "2")
+    content, search = await run()
+    assert (content, search["answer"]) == ("The answer is 2.", "2")
     engine.say = lambda _: THINKING.partition("</think>")[0]
-    content, found = await parsed()
-    assert (content, found["answer"], found["unanswered"]) == ("", None, 2)
+    content, search = await run()
+    assert (content, search["answer"], search["unanswered"]) == ("", None, 2)

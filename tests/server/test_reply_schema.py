@@ -45,17 +45,17 @@ def engine() -> ScriptedEngine:
     return ScriptedEngine(grammar=True, say=saying(REPLY))
 
 
-def format_of(schema: Any, **more: Any) -> dict[str, Any]:
+def format_of(schema: Any, **changes: Any) -> dict[str, Any]:
     """OpenAI's."""
-    named = {"name": "derivation", "schema": schema, "strict": True}
-    return {"type": "json_schema", "json_schema": named | more}
+    fields = {"name": "derivation", "schema": schema, "strict": True}
+    return {"type": "json_schema", "json_schema": fields | changes}
 
 
 BODIES: dict[str, dict[str, Any]] = {
     CHAT: {"model": "sprig", "messages": question(), "max_tokens": 200, "seed": 1},
     TEXT: {"model": "sprig", "prompt": "abc", "max_tokens": 200, "seed": 1},
 }
-ASKED: list[tuple[dict[str, Any], Any]] = [
+SPELLINGS: list[tuple[dict[str, Any], Any]] = [
     ({"response_format": format_of(SCHEMA)}, SCHEMA),
     ({"response_format": {"type": "json_object"}}, {"type": "object"}),
     ({"structured_outputs": {"json": SCHEMA, "regex": None}}, SCHEMA),
@@ -68,16 +68,16 @@ ASKED: list[tuple[dict[str, Any], Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("asked", "schema"), ASKED)
+@pytest.mark.parametrize(("fields", "schema"), SPELLINGS)
 @pytest.mark.parametrize("path", BODIES)
 async def test_the_engine_is_told_the_schema(
-    http: httpx2.AsyncClient, engine: ScriptedEngine, path: str, asked: dict[str, Any], schema: Any
+    http: httpx2.AsyncClient, engine: ScriptedEngine, path: str, fields: dict[str, Any], schema: Any
 ) -> None:
     """However it is spelled, once for all pieces of a reply."""
-    answer = await http.post(path, json=BODIES[path] | asked)
+    answer = await http.post(path, json=BODIES[path] | fields)
     assert answer.status_code == 200, answer.text
     grammars = {sampling.grammar for sampling in engine.samplings}
-    assert [None if one is None else json.loads(one) for one in grammars] == [schema]
+    assert [None if grammar is None else json.loads(grammar) for grammar in grammars] == [schema]
     prompt = "user: What is it?\n" if path == CHAT else "abc"
     assert engine.samplings[0].prompt_tokens == len(prompt)
 
@@ -109,7 +109,7 @@ async def test_openais_client_parses_a_reply(openai: AsyncOpenAI) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "param", "words"),
+    ("fields", "param", "words"),
     [
         ({"response_format": "json"}, "response_format.type", "json_schema"),
         ({"response_format": {"type": "grammar"}}, "response_format.type", "'grammar'"),
@@ -140,27 +140,27 @@ async def test_openais_client_parses_a_reply(openai: AsyncOpenAI) -> None:
     ],
 )
 async def test_what_cannot_be_is_refused_by_name(
-    http: httpx2.AsyncClient, engine: ScriptedEngine, asked: dict[str, Any], param: str, words: str
+    http: httpx2.AsyncClient, engine: ScriptedEngine, fields: dict[str, Any], param: str, words: str
 ) -> None:
     """One error, before anything is drawn."""
-    error = await refusal(http, CHAT, BODIES[CHAT] | asked)
+    error = await refusal(http, CHAT, BODIES[CHAT] | fields)
     assert error["param"] == param
     assert words in error["message"]
     assert not engine.expanded
 
 
 @pytest.mark.parametrize(
-    ("sent", "param"),
+    ("text_format", "param"),
     [
         ({"type": "json_schema", "name": "a", "schema": {"not": {}}}, "text.format.schema"),
         ({"type": "xml"}, "text.format.type"),
     ],
 )
 async def test_a_response_names_its_own_fields(
-    http: httpx2.AsyncClient, sent: dict[str, Any], param: str
+    http: httpx2.AsyncClient, text_format: dict[str, Any], param: str
 ) -> None:
     """As ``/v1/responses`` calls them."""
-    body = {"model": "sprig", "input": "What?", "text": {"format": sent}}
+    body = {"model": "sprig", "input": "What?", "text": {"format": text_format}}
     error = await refusal(http, RESPONSES, body)
     assert error["param"] == param
     assert error["message"].startswith(param)
@@ -187,7 +187,7 @@ async def test_a_schema_is_compiled_beside_the_event_loop() -> None:
         await asyncio.sleep(0)
     assert turns > 10
     assert json.loads(compiling.result()) == wide.schema
-    given_up = asyncio.ensure_future(service.grammar(wide))
+    abandoned = asyncio.ensure_future(service.grammar(wide))
     await asyncio.sleep(0)
-    given_up.cancel()
+    abandoned.cancel()
     assert await service.grammar(AskedSchema("guided_json", {"type": "object"})) == ANY

@@ -25,22 +25,22 @@ INSIDE = ["response.output_text.done", "response.content_part.done", "response.o
 async def test_a_plain_response(openai: AsyncOpenAI, engine: ScriptedEngine) -> None:
     """Text in, text out, and what the client reads of it; nothing is stored."""
     engine.say = saying(REPLY)
-    done = await openai.responses.create(model="sprig", input="What?", instructions="Be brief.")
-    assert done.output_text == REPLY
-    assert (done.object, done.status, done.error) == ("response", "completed", None)
-    assert done.instructions == "Be brief."
-    assert (done.model_extra or {})["store"] is False
-    [item] = done.output
+    response = await openai.responses.create(model="sprig", input="What?", instructions="Be brief.")
+    assert response.output_text == REPLY
+    assert (response.object, response.status, response.error) == ("response", "completed", None)
+    assert response.instructions == "Be brief."
+    assert (response.model_extra or {})["store"] is False
+    [item] = response.output
     assert item.type == "message"
     assert (item.role, item.status) == ("assistant", "completed")
-    assert done.id.startswith("resp_")
-    asked = "system: Be brief.\nuser: What?\n"
-    assert decode(engine.expanded[0][0].tokens) == asked
-    assert done.usage is not None
-    assert done.usage.input_tokens == len(asked)
-    assert done.usage.output_tokens == len(REPLY) + 1  # and the end token
-    assert done.usage.total_tokens == len(asked) + len(REPLY) + 1
-    assert done.usage.output_tokens_details.reasoning_tokens == 0
+    assert response.id.startswith("resp_")
+    prompt = "system: Be brief.\nuser: What?\n"
+    assert decode(engine.expanded[0][0].tokens) == prompt
+    assert response.usage is not None
+    assert response.usage.input_tokens == len(prompt)
+    assert response.usage.output_tokens == len(REPLY) + 1  # and the end token
+    assert response.usage.total_tokens == len(prompt) + len(REPLY) + 1
+    assert response.usage.output_tokens_details.reasoning_tokens == 0
 
 
 async def test_turns_and_an_earlier_response(openai: AsyncOpenAI, engine: ScriptedEngine) -> None:
@@ -61,13 +61,13 @@ async def test_turns_and_an_earlier_response(openai: AsyncOpenAI, engine: Script
 async def test_a_thought_is_an_item_of_its_own(openai: AsyncOpenAI, engine: ScriptedEngine) -> None:
     """Before the message; streamed it ends where the reply begins, and both are told whole."""
     engine.say = saying(THOUGHT)
-    done = await openai.responses.create(model="sprig", input="What?")
-    reasoning, message = done.output
+    response = await openai.responses.create(model="sprig", input="What?")
+    reasoning, message = response.output
     assert reasoning.type == "reasoning"
     assert reasoning.content is not None
     assert [part.text for part in reasoning.content] == ["A hedge?"]
     assert message.type == "message"
-    assert done.output_text == "It is one."
+    assert response.output_text == "It is one."
     thought, text, kinds = "", "", []
     async for event in await openai.responses.create(model="sprig", input="What?", stream=True):
         kinds.append(event.type)
@@ -114,24 +114,24 @@ async def test_what_is_cut_is_incomplete(
 ) -> None:
     """At ``max_output_tokens``, with the reason."""
     engine.say = saying(REPLY)
-    asked: Any = {"model": "sprig", "input": "What?", "max_output_tokens": 5}
-    done: Any = await openai.responses.create(**asked, stream=stream)
+    fields: Any = {"model": "sprig", "input": "What?", "max_output_tokens": 5}
+    response: Any = await openai.responses.create(**fields, stream=stream)
     if stream:
-        events = [event async for event in done]
+        events = [event async for event in response]
         assert events[-1].type == "response.incomplete"
-        done = events[-1].response
-    assert done.status == "incomplete"
-    assert done.incomplete_details.reason == "max_output_tokens"
-    assert done.output_text == REPLY[:5]
-    assert done.output[0].status == "incomplete"
+        response = events[-1].response
+    assert response.status == "incomplete"
+    assert response.incomplete_details.reason == "max_output_tokens"
+    assert response.output_text == REPLY[:5]
+    assert response.output[0].status == "incomplete"
 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_search(openai: AsyncOpenAI, stream: bool) -> None:
     """The tree that a chat with the same ``search`` has; rounds are told where a summary is asked
     for."""
-    told = await chat(openai, "What?", search=SEARCH, include_reasoning=True)
-    found: Any = await openai.responses.create(
+    completion = await chat(openai, "What?", search=SEARCH, include_reasoning=True)
+    response: Any = await openai.responses.create(
         model="sprig",
         input="What?",
         reasoning={"summary": "auto"},
@@ -139,25 +139,27 @@ async def test_a_search(openai: AsyncOpenAI, stream: bool) -> None:
         extra_body={"search": SEARCH},
     )
     if stream:
-        found = [event async for event in found][-1].response
-    assert search_of(found)["tree_digest"] == search_of(told)["tree_digest"]
-    assert found.output_text == told.choices[0].message.content
-    rounds = (told.choices[0].message.model_extra or {})["reasoning_content"]
-    assert found.output[0].content[0].text == rounds
+        response = [event async for event in response][-1].response
+    assert search_of(response)["tree_digest"] == search_of(completion)["tree_digest"]
+    assert response.output_text == completion.choices[0].message.content
+    rounds = (completion.choices[0].message.model_extra or {})["reasoning_content"]
+    assert response.output[0].content[0].text == rounds
 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_log_probabilities(openai: AsyncOpenAI, engine: ScriptedEngine, stream: bool) -> None:
     """Where ``include`` names them."""
     engine.say = saying(REPLY)
-    asked: Any = {"model": "sprig", "input": "What?", "top_logprobs": 2, "stream": stream}
-    done: Any = await openai.responses.create(**asked, include=["message.output_text.logprobs"])
+    fields: Any = {"model": "sprig", "input": "What?", "top_logprobs": 2, "stream": stream}
+    response: Any = await openai.responses.create(
+        **fields, include=["message.output_text.logprobs"]
+    )
     if stream:
-        events = [event async for event in done]
+        events = [event async for event in response]
         deltas = [e for e in events if e.type == "response.output_text.delta"]
         assert "".join(t.token for e in deltas for t in e.logprobs) == REPLY
-        done = events[-1].response
-    [item] = done.output
+        response = events[-1].response
+    [item] = response.output
     assert "".join(token.token for token in item.content[0].logprobs) == REPLY
     assert [t.token for t in item.content[0].logprobs[0].top_logprobs] == ["I", "J"]
 
@@ -168,10 +170,10 @@ async def test_log_probabilities(openai: AsyncOpenAI, engine: ScriptedEngine, st
 async def test_it_is_drawn_as_a_chat_is(openai: AsyncOpenAI, engine: ScriptedEngine) -> None:
     """By the same seed and sampling parameters."""
     engine.logits_params = LOGITS_PARAMS
-    asked: Any = {"temperature": 0.5, "top_p": 0.9}
-    more: Any = {"seed": 7, "top_k": 5, "presence_penalty": 0.5}
-    await openai.responses.create(model="sprig", **asked, input="What?", extra_body=more)
-    await chat(openai, "What?", **asked, **more)
+    fields: Any = {"temperature": 0.5, "top_p": 0.9}
+    extra: Any = {"seed": 7, "top_k": 5, "presence_penalty": 0.5}
+    await openai.responses.create(model="sprig", **fields, input="What?", extra_body=extra)
+    await chat(openai, "What?", **fields, **extra)
     assert engine.samplings[0] == engine.samplings[-1]
     assert engine.expanded[0][0].seed == engine.expanded[-1][0].seed
 
@@ -182,12 +184,12 @@ async def test_a_stream_that_fails_says_so(app: FastAPI, engine: ScriptedEngine)
     call = Call(app, "/v1/responses", {"model": "sprig", "input": "What?", "stream": True})
     with suppress(Exception):  # what cuts the body
         await call.task
-    *_, last = [block for block in call.body.split(b"\n\n") if block]
-    name, data = last.splitlines()
+    *_, last_block = [block for block in call.body.split(b"\n\n") if block]
+    name, data = last_block.splitlines()
     assert name == b"event: error"
-    told = json.loads(data.removeprefix(b"data: "))
-    assert (told["type"], told["code"]) == ("error", "engine_unavailable")
-    assert not call.ended
+    error = json.loads(data.removeprefix(b"data: "))
+    assert (error["type"], error["code"]) == ("error", "engine_unavailable")
+    assert not call.complete
 
 
 @pytest.mark.parametrize("name", RESPONSES)

@@ -15,11 +15,11 @@ from server.service import create_service
 from server.settings import Settings
 from tests.search.scripted_engine import ScriptedEngine, decode
 from tests.server.conftest import refusal, saying
-from tests.server.test_tools import ADD, REPLY, QwenText, reasoned_and_called
+from tests.server.test_tools import ADD, REPLY, QwenText, reason_then_call
 
 TOOL: Any = {"type": "function", "strict": True, **ADD["function"]}
 WEATHER: Any = {"type": "function", "name": "weather"}
-ASKED: Any = {"model": "sprig", "input": "2 and 3?", "tools": [TOOL, WEATHER]}
+BODY: Any = {"model": "sprig", "input": "2 and 3?", "tools": [TOOL, WEATHER]}
 ARGUMENTS = '{"a": 2, "b": 3}'
 
 
@@ -29,42 +29,48 @@ def app(settings: Settings, engine: ScriptedEngine) -> FastAPI:
     return create_app(create_service(settings, engine, QwenText()))  # type: ignore[arg-type]
 
 
-async def told(openai: AsyncOpenAI, **asked: Any) -> tuple[Any, list[Any]]:
+async def run_both(openai: AsyncOpenAI, **fields: Any) -> tuple[Any, list[Any]]:
     """The response that a stream ends with, which is the whole one's, and its events."""
-    whole = await openai.responses.create(**asked)
-    async with openai.responses.stream(**asked) as stream:
+    response = await openai.responses.create(**fields)
+    async with openai.responses.stream(**fields) as stream:
         events = [event async for event in stream]
         final = await stream.get_final_response()
-    kinds = [(item.type, getattr(item, "arguments", None)) for item in whole.output]
+    kinds = [(item.type, getattr(item, "arguments", None)) for item in response.output]
     assert [(item.type, getattr(item, "arguments", None)) for item in final.output] == kinds
     assert [event.sequence_number for event in events] == list(range(len(events)))
     for event in events:
         if event.type == "response.output_item.done":
             assert final.output[event.output_index].id == event.item.id
-    return whole, events
+    return response, events
 
 
 async def test_the_model_may_call(openai: AsyncOpenAI, engine: ScriptedEngine) -> None:
     """Text and calls are items; what was sent is echoed."""
     engine.say = saying(REPLY)
-    done, _ = await told(openai, **ASKED)
+    response, _ = await run_both(openai, **BODY)
     assert decode(engine.expanded[0][0].tokens) == "tool: add\ntool: weather\nuser: 2 and 3?\n"
-    message, first, second = done.output
-    assert done.output_text == "Let me add."
+    message, first, second = response.output
+    assert response.output_text == "Let me add."
     assert message.type == "message"
     assert (first.type, first.name, first.status) == ("function_call", "add", "completed")
     assert json.loads(first.arguments) == {"a": 2, "b": 3}
     assert (second.name, second.arguments) == ("weather", "{}")
     assert first.call_id != second.call_id
-    assert [tool.name for tool in done.tools] == ["add", "weather"]
-    assert (done.tool_choice, done.parallel_tool_calls, done.status) == ("auto", True, "completed")
+    assert [tool.name for tool in response.tools] == ["add", "weather"]
+    assert (response.tool_choice, response.parallel_tool_calls, response.status) == (
+        "auto",
+        True,
+        "completed",
+    )
 
 
 async def test_a_tool_that_must_be_called(openai: AsyncOpenAI, engine: ScriptedEngine) -> None:
     """Its arguments are streamed as they come, and no message is beside them."""
     engine.grammar, engine.say = True, saying(ARGUMENTS)
-    done, events = await told(openai, **ASKED, tool_choice={"type": "function", "name": "add"})
-    [call] = done.output
+    response, events = await run_both(
+        openai, **BODY, tool_choice={"type": "function", "name": "add"}
+    )
+    [call] = response.output
     assert (call.type, call.name, call.arguments) == ("function_call", "add", ARGUMENTS)
     kinds = [event.type for event in events if not event.type.endswith("delta")]
     assert kinds == [
@@ -79,29 +85,29 @@ async def test_a_tool_that_must_be_called(openai: AsyncOpenAI, engine: ScriptedE
 
 async def test_a_search_that_must_call(openai: AsyncOpenAI, engine: ScriptedEngine) -> None:
     """The trajectory is a reasoning item before the call."""
-    engine.grammar, engine.say = True, reasoned_and_called
+    engine.grammar, engine.say = True, reason_then_call
     search = {"policy": "rebase", "width": 2, "seed": 1}
-    done, _ = await told(
-        openai, **ASKED | {"tools": [TOOL]}, tool_choice="required", extra_body={"search": search}
+    response, _ = await run_both(
+        openai, **BODY | {"tools": [TOOL]}, tool_choice="required", extra_body={"search": search}
     )
-    assert [item.type for item in done.output] == ["reasoning", "function_call"]
-    assert done.output[1].arguments == ARGUMENTS
+    assert [item.type for item in response.output] == ["reasoning", "function_call"]
+    assert response.output[1].arguments == ARGUMENTS
 
 
 async def test_a_call_that_is_cut(openai: AsyncOpenAI, engine: ScriptedEngine) -> None:
     """Is incomplete, as its response is."""
     engine.grammar, engine.say = True, saying(ARGUMENTS)
-    asked = ASKED | {"tools": [TOOL], "tool_choice": "required", "max_output_tokens": 6}
-    done = await openai.responses.create(**asked)
-    [call] = done.output
+    fields = BODY | {"tools": [TOOL], "tool_choice": "required", "max_output_tokens": 6}
+    response = await openai.responses.create(**fields)
+    [call] = response.output
     assert call.type == "function_call"
-    assert (call.arguments, call.status, done.status) == ('{"a": ', "incomplete", "incomplete")
+    assert (call.arguments, call.status, response.status) == ('{"a": ', "incomplete", "incomplete")
 
 
 async def test_calls_and_results_go_back_in(openai: AsyncOpenAI, engine: ScriptedEngine) -> None:
     """What a response put out, and what the tools told then."""
     engine.say = saying(REPLY)
-    first = await openai.responses.create(**ASKED)
+    first = await openai.responses.create(**BODY)
     calls = [item for item in first.output if item.type == "function_call"]
     items: Any = [
         {"role": "user", "content": "2 and 3?"},
@@ -114,7 +120,7 @@ async def test_calls_and_results_go_back_in(openai: AsyncOpenAI, engine: Scripte
         },
     ]
     engine.say = saying("Five.")
-    await openai.responses.create(**ASKED | {"input": items})
+    await openai.responses.create(**BODY | {"input": items})
     expected = [
         "tool: add",
         "tool: weather",
@@ -145,6 +151,6 @@ async def test_what_is_wrong_is_named(
     http: httpx2.AsyncClient, change: dict[str, Any], param: str
 ) -> None:
     """By the names that it has here."""
-    error = await refusal(http, "/v1/responses", ASKED | change)
+    error = await refusal(http, "/v1/responses", BODY | change)
     assert error["param"] == param
     assert error["message"].startswith(param)

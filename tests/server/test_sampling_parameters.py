@@ -11,7 +11,7 @@ from search.engine import LOGITS_PARAMS, NEUTRAL, LogitsParams
 from tests.search.scripted_engine import ScriptedEngine
 from tests.server.conftest import question, refusal
 
-ASKED: dict[str, Any] = {
+FIELDS: dict[str, Any] = {
     "top_k": 5,
     "min_p": 0.1,
     "logit_bias": {"50": -100, "7": 1.5},
@@ -32,14 +32,14 @@ def engine() -> ScriptedEngine:
     return ScriptedEngine(logits_params=LOGITS_PARAMS)
 
 
-def body(**more: Any) -> dict[str, Any]:
+def body(**fields: Any) -> dict[str, Any]:
     """A short request."""
-    return {"model": "sprig", "messages": question(), "max_tokens": 20, "seed": 1} | more
+    return {"model": "sprig", "messages": question(), "max_tokens": 20, "seed": 1} | fields
 
 
-async def answered(http: httpx2.AsyncClient, path: str, sent: dict[str, Any]) -> dict[str, Any]:
+async def answer_to(http: httpx2.AsyncClient, path: str, request: dict[str, Any]) -> dict[str, Any]:
     """The answer, which is no error."""
-    answer = await http.post(path, json=sent)
+    answer = await http.post(path, json=request)
     assert answer.status_code == 200, answer.text
     return answer.json()
 
@@ -48,24 +48,24 @@ async def test_a_plain_reply_is_drawn_by_them(
     http: httpx2.AsyncClient, engine: ScriptedEngine
 ) -> None:
     """Chat and text alike; the output begins after the prompt."""
-    await answered(http, CHAT, body(**ASKED))
+    await answer_to(http, CHAT, body(**FIELDS))
     assert engine.samplings[-1].logits == UNDERSTOOD
     assert engine.samplings[-1].prompt_tokens == len("user: What is it?\n")
-    await answered(http, TEXT, {"model": "sprig", "prompt": "abc", "max_tokens": 9} | ASKED)
+    await answer_to(http, TEXT, {"model": "sprig", "prompt": "abc", "max_tokens": 9} | FIELDS)
     assert engine.samplings[-1].logits == UNDERSTOOD
     assert engine.samplings[-1].prompt_tokens == 3
 
 
 async def test_a_search_is_drawn_by_them(http: httpx2.AsyncClient, engine: ScriptedEngine) -> None:
     """What stands beside ``search`` counts for its draws; what stands in it wins, and is told."""
-    spec = (await answered(http, CHAT, body(**ASKED, search=SEARCH)))["search"]["spec"]
+    spec = (await answer_to(http, CHAT, body(**FIELDS, search=SEARCH)))["search"]["spec"]
     assert engine.samplings[-1].logits == UNDERSTOOD
     assert spec["logit_bias"] == {"7": 1.5, "50": -100}
-    own = SEARCH | {"top_k": 9, "logit_bias": {"7": 2}}
-    told = (await answered(http, CHAT, body(**ASKED, search=own)))["search"]["spec"]
+    search = SEARCH | {"top_k": 9, "logit_bias": {"7": 2}}
+    echo = (await answer_to(http, CHAT, body(**FIELDS, search=search)))["search"]["spec"]
     assert engine.samplings[-1].logits.top_k == 9
     assert engine.samplings[-1].logits.logit_bias == ((7, 2.0),)
-    await answered(http, "/v1/search", {"question": "What is it?", "search": told})
+    await answer_to(http, "/v1/search", {"question": "What is it?", "search": echo})
     assert engine.samplings[-1].logits == engine.samplings[-2].logits
 
 
@@ -74,19 +74,19 @@ async def test_neutral_values_change_nothing(
     http: httpx2.AsyncClient, engine: ScriptedEngine, search: dict[str, Any] | None
 ) -> None:
     """Many clients always send them."""
-    more = {} if search is None else {"search": search}
-    assert (await answered(http, CHAT, body(**more, **NOTHING)))["choices"] == (
-        await answered(http, CHAT, body(**more))
+    fields = {} if search is None else {"search": search}
+    assert (await answer_to(http, CHAT, body(**fields, **NOTHING)))["choices"] == (
+        await answer_to(http, CHAT, body(**fields))
     )["choices"]
     assert engine.samplings[-1].logits.asked() == NEUTRAL.asked()
 
 
 async def test_a_thinking_budget_caps_a_trajectory(http: httpx2.AsyncClient) -> None:
     """Of it and of ``max_tokens`` the smaller one holds."""
-    for budget, most in ((7, 7), (70, 20)):
-        sent = body(search=SEARCH, thinking_token_budget=budget)
-        told = await answered(http, CHAT, sent)
-        assert told["search"]["spec"]["trajectory_tokens"] == most
+    for budget, expected in ((7, 7), (70, 20)):
+        request = body(search=SEARCH, thinking_token_budget=budget)
+        answer = await answer_to(http, CHAT, request)
+        assert answer["search"]["spec"]["trajectory_tokens"] == expected
 
 
 @pytest.mark.parametrize(
@@ -119,13 +119,13 @@ async def test_an_engine_that_does_not_honour_one_says_so(
     http: httpx2.AsyncClient, engine: ScriptedEngine, name: str
 ) -> None:
     """By its name, plain or searched; the others are taken."""
-    engine.logits_params = tuple(other for other in LOGITS_PARAMS if other != name)
-    for sent, prefix in ((body(**ASKED), ""), (body(search=SEARCH | ASKED), "search.")):
-        error = await refusal(http, CHAT, sent)
+    engine.logits_params = tuple(parameter for parameter in LOGITS_PARAMS if parameter != name)
+    for request, prefix in ((body(**FIELDS), ""), (body(search=SEARCH | FIELDS), "search.")):
+        error = await refusal(http, CHAT, request)
         assert (error["code"], error["param"]) == ("unsupported_parameter", prefix + name)
         assert "scripted" in error["message"]
-    del sent["search"][name]
-    await answered(http, CHAT, sent)
+    del request["search"][name]
+    await answer_to(http, CHAT, request)
 
 
 async def test_a_temperature_that_an_engine_does_not_draw_at(
@@ -136,4 +136,4 @@ async def test_a_temperature_that_an_engine_does_not_draw_at(
     error = await refusal(http, CHAT, body(search=SEARCH | {"temperature": 2.5}))
     assert error["param"] == "search.temperature"
     assert "at most 2 on the scripted engine, got 2.5" in error["message"]
-    await answered(http, CHAT, body(search=SEARCH | {"temperature": 2.0}))
+    await answer_to(http, CHAT, body(search=SEARCH | {"temperature": 2.0}))

@@ -16,7 +16,7 @@ from tests.search.scripted_engine import ScriptedEngine, judge
 from tests.server.conftest import Call, in_time, question, refusal
 
 SCORE = "/v1/score"
-ONE: dict[str, Any] = {"question": "Q", "steps": ["a\n\n", "b"]}
+BODY: dict[str, Any] = {"question": "Q", "steps": ["a\n\n", "b"]}
 
 
 def rewards(*steps: str) -> list[float]:
@@ -31,23 +31,23 @@ async def scores(http: httpx2.AsyncClient, body: dict[str, Any]) -> dict[str, An
 
 async def test_a_reward_a_step(http: httpx2.AsyncClient, engine: ScriptedEngine) -> None:
     """One reply, in vLLM's shape; tokens are characters here, the question's template included."""
-    got = await scores(http, ONE | {"seed": 5})
-    of_both = rewards("a\n\n", "b")
-    assert got["object"] == "list"
-    assert got["data"] == [
-        {"index": 0, "object": "score", "score": of_both[-1], "rewards": of_both}
+    reply = await scores(http, BODY | {"seed": 5})
+    expected = rewards("a\n\n", "b")
+    assert reply["object"] == "list"
+    assert reply["data"] == [
+        {"index": 0, "object": "score", "score": expected[-1], "rewards": expected}
     ]
-    read = len("user: Q\n") + len("a\n\n") + len("b")
-    assert got["usage"] == {"prompt_tokens": read, "completion_tokens": 0, "total_tokens": read}
-    assert (got["model"], got["seed"], got["reproducible"]) == ("sprig", 5, "exact")
-    assert engine.released == [f"{got['id']}.0"]
+    size = len("user: Q\n") + len("a\n\n") + len("b")
+    assert reply["usage"] == {"prompt_tokens": size, "completion_tokens": 0, "total_tokens": size}
+    assert (reply["model"], reply["seed"], reply["reproducible"]) == ("sprig", 5, "exact")
+    assert engine.released == [f"{reply['id']}.0"]
     assert not engine.live
 
 
 async def test_a_steps_delimiter_need_not_be_sent(http: httpx2.AsyncClient) -> None:
     """A step that another one follows has ended as the model ends one; the last is as it stands."""
-    told = await scores(http, {"question": "Q", "steps": ["a", "b\n\n", "c"]})
-    assert told["data"][0]["rewards"] == rewards("a\n\n", "b\n\n", "c")
+    response = await scores(http, {"question": "Q", "steps": ["a", "b\n\n", "c"]})
+    assert response["data"][0]["rewards"] == rewards("a\n\n", "b\n\n", "c")
 
 
 async def test_many_share_what_they_have_in_common(
@@ -60,10 +60,10 @@ async def test_many_share_what_they_have_in_common(
         {"messages": question("R"), "steps": ["a"]},
         {"messages": question("Q"), "steps": ["a", "b"]},
     ]
-    got = await scores(http, {"items": items})
-    told = [row["rewards"] for row in got["data"]]
-    assert [row["index"] for row in got["data"]] == [0, 1, 2, 3]
-    assert told == [
+    response = await scores(http, {"items": items})
+    rewards_by_reply = [row["rewards"] for row in response["data"]]
+    assert [row["index"] for row in response["data"]] == [0, 1, 2, 3]
+    assert rewards_by_reply == [
         rewards("a\n\n", "b"),
         rewards("a\n\n", "c\n\n", "d"),
         rewards("a"),
@@ -79,7 +79,7 @@ async def test_many_share_what_they_have_in_common(
     nodes = [t.node for call in engine.scored for t in call]
     assert len(set(nodes)) == 4  # of the larger tree; the other one has the first of its own
     alone = [(await scores(http, item))["data"][0]["rewards"] for item in items]
-    assert alone == told
+    assert alone == rewards_by_reply
 
 
 @pytest.mark.parametrize("path", ["/score", SCORE])
@@ -96,17 +96,17 @@ async def test_vllms_spelling(
     http: httpx2.AsyncClient, path: str, texts: dict[str, Any], replies: list[list[str]]
 ) -> None:
     """Questions and replies, one to one, one to many or in pairs; replies are cut into steps."""
-    got = (await http.post(path, json={"model": "sprig"} | texts)).json()
-    assert [row["score"] for row in got["data"]] == [rewards(*steps)[-1] for steps in replies]
-    assert [row["rewards"] for row in got["data"]] == [rewards(*steps) for steps in replies]
-    assert got["usage"]["total_tokens"] == got["usage"]["prompt_tokens"] > 0
+    response = (await http.post(path, json={"model": "sprig"} | texts)).json()
+    assert [row["score"] for row in response["data"]] == [rewards(*steps)[-1] for steps in replies]
+    assert [row["rewards"] for row in response["data"]] == [rewards(*steps) for steps in replies]
+    assert response["usage"]["total_tokens"] == response["usage"]["prompt_tokens"] > 0
 
 
 async def test_a_trees_steps_have_the_rewards_of_the_tree(http: httpx2.AsyncClient) -> None:
     """What a search scored it would score again: the same path through the engine."""
     body = {"question": "Q", "search": {"policy": "beam", "width": 4, "seed": 3}}
-    found = (await http.post("/v1/search", json=body)).json()
-    nodes = {node["id"]: node for node in found["tree"]["nodes"]}
+    document = (await http.post("/v1/search", json=body)).json()
+    nodes = {node["id"]: node for node in document["tree"]["nodes"]}
     items, expected = [], []
     for node in nodes.values():
         chain = [node]
@@ -114,8 +114,8 @@ async def test_a_trees_steps_have_the_rewards_of_the_tree(http: httpx2.AsyncClie
             chain.insert(0, nodes[chain[0]["parent"]])
         items.append({"question": "Q", "steps": [step["text"] for step in chain]})
         expected.append([step["reward"] for step in chain])
-    got = await scores(http, {"items": items})
-    assert [row["rewards"] for row in got["data"]] == expected
+    response = await scores(http, {"items": items})
+    assert [row["rewards"] for row in response["data"]] == expected
 
 
 @pytest.mark.parametrize("engine", [ScriptedEngine(outcome=True)])
@@ -124,12 +124,12 @@ async def test_an_outcome_models_score_is_the_whole_replys(
 ) -> None:
     """Its steps have none; nothing but whole replies is read, all in one call."""
     items = [{"question": "Q", "steps": ["a", "b"]}, {"question": "Q", "steps": ["c"]}]
-    got = await scores(http, {"items": items})
+    response = await scores(http, {"items": items})
     whole = [rewards("a\n\n", "b")[-1], rewards("c")[-1]]
-    assert [row["score"] for row in got["data"]] == whole
-    assert [row["rewards"] for row in got["data"]] == [[None, whole[0]], [whole[1]]]
+    assert [row["score"] for row in response["data"]] == whole
+    assert [row["rewards"] for row in response["data"]] == [[None, whole[0]], [whole[1]]]
     assert [len(call) for call in engine.scored] == [2]
-    assert got["usage"]["prompt_tokens"] == len("user: Q\n" + "a\n\n" + "b" + "c")
+    assert response["usage"]["prompt_tokens"] == len("user: Q\n" + "a\n\n" + "b" + "c")
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ async def test_without_a_reward_model_it_is_said(
     http: httpx2.AsyncClient, engine: ScriptedEngine
 ) -> None:
     """Nothing to score with, or the log-probabilities of drawn steps alone: not worth a retry."""
-    error = await refusal(http, SCORE, ONE)
+    error = await refusal(http, SCORE, BODY)
     assert error["code"] == "no_reward_model"
     assert "--reward-model" in error["message"]
     assert engine.scored == []
@@ -149,19 +149,19 @@ async def test_without_a_reward_model_it_is_said(
     ("body", "param", "words"),
     [
         ({"question": "Q"}, None, "question and steps, or messages and steps, or items, or"),
-        (ONE | {"items": [ONE]}, None, "got items, question, steps"),
+        (BODY | {"items": [BODY]}, None, "got items, question, steps"),
         ({"items": []}, "items", "at least 1"),
-        ({"items": [ONE, {"steps": ["a"]}]}, "items[1]", "got steps"),
-        ({"items": [ONE | {"odd": 1}]}, "items[0].odd", "no such field"),
+        ({"items": [BODY, {"steps": ["a"]}]}, "items[1]", "got steps"),
+        ({"items": [BODY | {"odd": 1}]}, "items[0].odd", "no such field"),
         ({"question": "Q", "steps": "a"}, "steps", "list"),
         ({"question": "Q", "steps": ["a", ""]}, "steps[1]", "at least 1 character"),
         ({"text_1": "Q"}, None, "got text_1"),
         ({"text_1": ["Q", "R"], "text_2": ["a"]}, "text_1", "got 2 for 1"),
-        (ONE | {"seed": "5"}, "seed", "integer"),
-        (ONE | {"deadline_ms": 0}, "deadline_ms", "greater than or equal to 1"),
-        (ONE | {"truncate_prompt_tokens": 8}, "truncate_prompt_tokens", "not supported"),
-        (ONE | {"use_activation": False}, "use_activation", "send True"),
-        (ONE | {"model": "oak"}, "model", "does not exist"),
+        (BODY | {"seed": "5"}, "seed", "integer"),
+        (BODY | {"deadline_ms": 0}, "deadline_ms", "greater than or equal to 1"),
+        (BODY | {"truncate_prompt_tokens": 8}, "truncate_prompt_tokens", "not supported"),
+        (BODY | {"use_activation": False}, "use_activation", "send True"),
+        (BODY | {"model": "oak"}, "model", "does not exist"),
         ({"question": "Q", "steps": ["\ud800"]}, "steps[0]", "unicode"),
         ({"text_1": "Q", "text_2": ["b", "a" * 4096]}, "text_2[1]", "maximum context length"),
     ],
@@ -183,10 +183,10 @@ LIMITS = {"max_width": 2, "max_depth": 3, "max_tree_tokens": 40, "max_prompt_tok
 @pytest.mark.parametrize(
     ("body", "param"),
     [
-        ({"items": [ONE, ONE, ONE]}, "items"),
+        ({"items": [BODY, BODY, BODY]}, "items"),
         ({"text_1": "Q", "text_2": ["a", "b", "c"]}, "text_2"),
         ({"question": "Q", "steps": ["a", "b", "c", "d"]}, "steps"),
-        ({"items": [ONE, {"question": "Q", "steps": ["a" * 37]}]}, "items[1].steps"),
+        ({"items": [BODY, {"question": "Q", "steps": ["a" * 37]}]}, "items[1].steps"),
         ({"question": "Q" * 20, "steps": ["a"]}, "messages"),
     ],
 )
@@ -197,28 +197,28 @@ async def test_a_keys_limits_hold(
     error = await refusal(http, SCORE, body)
     assert error["param"] == param
     assert "at most" in error["message"]
-    assert (await http.post(SCORE, json={"items": [ONE, ONE]})).status_code == 200
+    assert (await http.post(SCORE, json={"items": [BODY, BODY]})).status_code == 200
 
 
 @pytest.mark.parametrize("settings", [{"key_tokens_total": 10}], indirect=True)
 async def test_what_is_read_is_the_keys(http: httpx2.AsyncClient) -> None:
     """Booked as prompt; a key without tokens is refused before its body is looked at."""
-    used = (await scores(http, ONE))["usage"]["total_tokens"]
+    tokens = (await scores(http, BODY))["usage"]["total_tokens"]
     account = (await http.get("/v1/usage")).json()
-    assert account["prompt_tokens"] == account["tokens_today"] == used
+    assert account["prompt_tokens"] == account["tokens_today"] == tokens
     assert (account["requests"], account["searches"], account["completion_tokens"]) == (1, 0, 0)
-    error = await refusal(http, SCORE, ONE, 429)
+    error = await refusal(http, SCORE, BODY, 429)
     assert error["code"] == "insufficient_quota"
     metrics = (await http.get("/metrics")).text
     assert "hedgerow_scores_total 2.0" in metrics
     assert 'hedgerow_searches_total{policy="score",stop_reason="scored"} 1.0' in metrics
 
 
-def standing_still_at(call: int, engine: ScriptedEngine) -> None:
+def stall_after(calls: int, engine: ScriptedEngine) -> None:
     """Have the engine answer so many calls to score, and none after them."""
 
     def stop() -> None:
-        if len(engine.scored) == call:
+        if len(engine.scored) == calls:
             engine.still = frozenset({"score"})
 
     engine.on_score = stop
@@ -229,8 +229,8 @@ async def test_the_deadline_is_said_and_nothing_is_held(
     http: httpx2.AsyncClient, engine: ScriptedEngine
 ) -> None:
     """What was read by then is booked."""
-    standing_still_at(1, engine)
-    late = await http.post(SCORE, json=ONE | {"deadline_ms": 30})
+    stall_after(1, engine)
+    late = await http.post(SCORE, json=BODY | {"deadline_ms": 30})
     assert (late.status_code, late.json()["error"]["code"]) == (504, "deadline_exceeded")
     assert late.headers["x-should-retry"] == "false"
     assert len(engine.aborted) == 1
@@ -243,14 +243,14 @@ async def test_a_client_that_leaves_takes_its_work_along(
     app: FastAPI, engine: ScriptedEngine
 ) -> None:
     """The engine lets go of every tree; what was read is booked."""
-    standing_still_at(1, engine)
-    items = [ONE, {"question": "R", "steps": ["c", "d"]}]
+    stall_after(1, engine)
+    items = [BODY, {"question": "R", "steps": ["c", "d"]}]
     call = Call(app, SCORE, {"items": items})
     await engine.waiting.wait()
-    call.left.set()
+    call.disconnect.set()
     await call.task
     await app.state.service.runner.close()
-    assert not call.ended
+    assert not call.complete
     assert len(engine.aborted) == 2
     account = app.state.service.quotas.account("anybody")
     assert account["prompt_tokens"] == len("user: Q\n" + "a\n\n" + "user: R\n" + "c\n\n")
@@ -278,7 +278,7 @@ async def test_one_questions_fault_ends_all_of_its_request(
     http: httpx2.AsyncClient, engine: ScriptedEngine
 ) -> None:
     """And leaves nothing at work for the others."""
-    error = await refusal(http, SCORE, {"items": [ONE, {"question": "R", "steps": ["a"]}]}, 500)
+    error = await refusal(http, SCORE, {"items": [BODY, {"question": "R", "steps": ["a"]}]}, 500)
     assert error["code"] == "reward_missing"
     assert len(engine.aborted) == 2
     assert len(asyncio.all_tasks()) == 1  # this test

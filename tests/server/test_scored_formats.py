@@ -52,8 +52,8 @@ async def serving(policy: Path, prm: Path | None, form: str) -> AsyncIterator[ht
 
 async def rewards(client: httpx2.AsyncClient, body: dict[str, Any]) -> list[list[float | None]]:
     """Of each reply."""
-    got = (await client.post(SCORE, json=body)).raise_for_status().json()
-    return [row["rewards"] for row in got["data"]]
+    response = (await client.post(SCORE, json=body)).raise_for_status().json()
+    return [row["rewards"] for row in response["data"]]
 
 
 @pytest.mark.slow
@@ -67,25 +67,25 @@ async def test_rewards_are_those_of_transformers(form: str, policy: Path, tmp_pa
     and while a search grows: the same numbers."""
     prm = CASES[form].make(tmp_path)
     expected = CASES[form].expected(prm)
-    one = {"question": QUESTION, "steps": STEPS}
+    body = {"question": QUESTION, "steps": STEPS}
     message = {"role": "user", "content": QUESTION}
-    items = [one, {"messages": [message], "steps": STEPS[:2]}, one | {"question": "And 4?"}]
+    items = [body, {"messages": [message], "steps": STEPS[:2]}, body | {"question": "And 4?"}]
     pairs = {"text_1": QUESTION, "text_2": ["".join(STEPS), STEPS[0]]}
     async with serving(policy, prm, form) as client:
-        assert await rewards(client, one) == [pytest.approx(expected, abs=WITHIN)]
+        assert await rewards(client, body) == [pytest.approx(expected, abs=WITHIN)]
         search = {"policy": "beam", "width": 4, "max_depth": 3, "max_step_tokens": 12, "seed": 1}
-        grown, told = await asyncio.gather(
+        answer, rewards_by_reply = await asyncio.gather(
             client.post("/v1/search", json={"question": QUESTION, "search": search}),
             rewards(client, {"items": items}),
         )
-        scored = await rewards(client, pairs)
-    assert grown.status_code == 200
-    assert told[:2] == [
+        pair_rewards = await rewards(client, pairs)
+    assert answer.status_code == 200
+    assert rewards_by_reply[:2] == [
         pytest.approx(expected, abs=WITHIN),
         pytest.approx(expected[:2], abs=WITHIN),
     ]
-    assert told[2] != told[0]
-    assert scored == [told[0], told[0][:1]]
+    assert rewards_by_reply[2] != rewards_by_reply[0]
+    assert pair_rewards == [rewards_by_reply[0], rewards_by_reply[0][:1]]
 
 
 async def test_an_outcome_models_too(policy: Path, tmp_path: Path) -> None:
@@ -94,10 +94,10 @@ async def test_an_outcome_models_too(policy: Path, tmp_path: Path) -> None:
     replies = [t.texts for t in outcome_model.trajectories()]
     items = [{"question": outcome_model.QUESTION, "steps": steps} for steps in replies]
     async with serving(policy, prm, outcome_model.FORMAT) as client:
-        told = await rewards(client, {"items": items})
+        rewards_by_reply = await rewards(client, {"items": items})
     expected = outcome_model.expected_rewards(prm)
-    assert [of_reply[-1] for of_reply in told] == pytest.approx(expected, abs=WITHIN)
-    assert all(reward is None for of_reply in told for reward in of_reply[:-1])
+    assert [of_reply[-1] for of_reply in rewards_by_reply] == pytest.approx(expected, abs=WITHIN)
+    assert all(reward is None for of_reply in rewards_by_reply for reward in of_reply[:-1])
 
 
 async def test_a_judges_verdicts_repeat_by_their_seed(policy: Path, tmp_path: Path) -> None:
@@ -109,19 +109,19 @@ async def test_a_judges_verdicts_repeat_by_their_seed(policy: Path, tmp_path: Pa
             | {"template": "{question} {steps}", "votes": 4}
         )
     )
-    one = {"question": QUESTION, "steps": STEPS}
-    other = {"question": "And 4?", "steps": STEPS}
+    body = {"question": QUESTION, "steps": STEPS}
+    other_body = {"question": "And 4?", "steps": STEPS}
     async with serving(policy, None, str(file)) as client:
-        alone = await rewards(client, one | {"seed": 7})
-        company = await rewards(client, {"items": [other, one], "seed": 7})
-        again = await rewards(client, one | {"seed": 8})
+        alone = await rewards(client, body | {"seed": 7})
+        company = await rewards(client, {"items": [other_body, body], "seed": 7})
+        reseeded = await rewards(client, body | {"seed": 8})
     assert company[1] == alone[0]
-    assert len({*alone[0], *again[0]}) > 1
-    assert alone != again
+    assert len({*alone[0], *reseeded[0]}) > 1
+    assert alone != reseeded
 
 
 async def test_log_probabilities_are_no_reward_model(policy: Path) -> None:
     """``none`` scores what it has drawn, not what a client gives."""
     async with serving(policy, None, "none") as client:
-        refused = await client.post(SCORE, json={"question": QUESTION, "steps": STEPS})
-    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "no_reward_model")
+        answer = await client.post(SCORE, json={"question": QUESTION, "steps": STEPS})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "no_reward_model")

@@ -22,16 +22,16 @@ BODY: dict[str, Any] = {"question": "What?", "search": {"policy": "rebase", "wid
 
 async def test_the_document_holds_the_whole_search(http: httpx2.AsyncClient) -> None:
     """Answers by falling weight, usage, stats, and a tree whose digest is the one stated."""
-    found = (await http.post("/v1/search", json=BODY)).json()
-    tree = from_json(found["tree"])
-    assert tree_digest(tree, found["answer"]) == found["tree_digest"]
-    weights = [answer["weight"] for answer in found["answers"]]
+    document = (await http.post("/v1/search", json=BODY)).json()
+    tree = from_json(document["tree"])
+    assert tree_digest(tree, document["answer"]) == document["tree_digest"]
+    weights = [answer["weight"] for answer in document["answers"]]
     assert weights == sorted(weights, reverse=True)
-    assert found["answers"][0]["answer"] == found["answer"]
-    assert found["text"].endswith(f"The answer is {found['answer']}.")
-    assert found["stop_reason"] == "answered"
-    assert found["usage"]["completion_tokens"] == tree.generated_tokens
-    assert found["usage"]["prompt_tokens"] == len("user: What?\n")
+    assert document["answers"][0]["answer"] == document["answer"]
+    assert document["text"].endswith(f"The answer is {document['answer']}.")
+    assert document["stop_reason"] == "answered"
+    assert document["usage"]["completion_tokens"] == tree.generated_tokens
+    assert document["usage"]["prompt_tokens"] == len("user: What?\n")
 
 
 HALVES = ["The answer is 0.5.", "I do not know.", "The answer is 1/2.", r"Then \boxed{2^{2^{99}}}"]
@@ -51,10 +51,10 @@ async def test_equal_answers_vote_together(
     """One half is one answer in two spellings, unless spelling decides; the histogram is whole."""
     engine.say = lambda branch: HALVES[branch.child]
     search = {"policy": "best_of_n", "width": 4, "seed": 1, "vote": "majority"}
-    found = (await http.post("/v1/search", json={"question": "What?", "search": search})).json()
-    assert {a["answer"]: a["count"] for a in found["answers"]} == votes
-    assert found["unanswered"] == 1
-    assert sum(votes.values()) + 1 == found["stats"]["finished"]
+    document = (await http.post("/v1/search", json={"question": "What?", "search": search})).json()
+    assert {a["answer"]: a["count"] for a in document["answers"]} == votes
+    assert document["unanswered"] == 1
+    assert sum(votes.values()) + 1 == document["stats"]["finished"]
     metrics = (await http.get("/metrics")).text
     assert f"hedgerow_unread_answers_total {unread}.0" in metrics
 
@@ -65,59 +65,60 @@ async def test_a_search_stops_by_consensus_where_it_is_asked_to(
     """Three of four agree at once; what is neither a word nor a probability is refused by name."""
     engine.say = lambda b: "s\n\n" if b.child == 3 else "The answer is 1."
     search = {"policy": "self_consistency", "width": 4, "seed": 1, "consensus": "certain"}
-    found = (await http.post("/v1/search", json={"question": "?", "search": search})).json()
-    assert (found["stop_reason"], found["stats"]["finished"]) == ("consensus", 3)
+    document = (await http.post("/v1/search", json={"question": "?", "search": search})).json()
+    assert (document["stop_reason"], document["stats"]["finished"]) == ("consensus", 3)
     search["consensus"] = "sure"
-    said = (await http.post("/v1/search", json={"question": "?", "search": search})).json()["error"]
-    assert said["param"] == "search.consensus"
-    assert "'certain' or a number between 0.5 and 1, both excluded, got 'sure'" in said["message"]
+    answer = await http.post("/v1/search", json={"question": "?", "search": search})
+    error = answer.json()["error"]
+    assert error["param"] == "search.consensus"
+    assert "'certain' or a number between 0.5 and 1, both excluded, got 'sure'" in error["message"]
 
 
 async def test_messages_and_question_ask_the_same(http: httpx2.AsyncClient) -> None:
     """A question is one user message; both at once, or neither, is refused."""
-    asked = (await http.post("/v1/search", json=BODY)).json()
+    first = (await http.post("/v1/search", json=BODY)).json()
     body = BODY | {"messages": question("What?"), "model": "sprig"}
     del body["question"]
-    assert (await http.post("/v1/search", json=body)).json()["tree_digest"] == asked["tree_digest"]
-    for wrong in (BODY | {"messages": question()}, {"search": {}}, BODY | {"quest": 1}):
-        assert (await http.post("/v1/search", json=wrong)).status_code == 400
+    assert (await http.post("/v1/search", json=body)).json()["tree_digest"] == first["tree_digest"]
+    for wrong_body in (BODY | {"messages": question()}, {"search": {}}, BODY | {"quest": 1}):
+        assert (await http.post("/v1/search", json=wrong_body)).status_code == 400
 
 
 def events_of(text: str) -> list[tuple[int, str, dict[str, Any]]]:
     """Number, name and data of each server-sent event."""
-    found = []
+    events = []
     for block in text.strip().split("\n\n"):
         fields = dict(line.split(": ", 1) for line in block.splitlines())
-        found.append((int(fields["id"]), fields["event"], json.loads(fields["data"])))
-    return found
+        events.append((int(fields["id"]), fields["event"], json.loads(fields["data"])))
+    return events
 
 
 async def test_the_events_tell_the_whole_tree(http: httpx2.AsyncClient) -> None:
     """A client that follows the stream rebuilds the tree that the digest is of."""
-    streamed = events_of((await http.post("/v1/search", json=BODY | {"stream": True})).text)
-    assert [number for number, _, _ in streamed] == list(range(len(streamed)))
-    names = [name for _, name, _ in streamed]
+    events = events_of((await http.post("/v1/search", json=BODY | {"stream": True})).text)
+    assert [number for number, _, _ in events] == list(range(len(events)))
+    names = [name for _, name, _ in events]
     assert (names[0], names[-2], names[-1]) == ("started", "answer", "done")
-    tree = Tree(streamed[0][2]["prompt"])
-    for _, name, data in streamed:
+    tree = Tree(events[0][2]["prompt"])
+    for _, name, data in events:
         if name == "expanded":
             tree.add(data["parent"], data["tokens"], data["text"], Finish(data["finish"]))
         elif name == "scored":
             tree[data["node"]].reward = data["reward"]
         elif name == "pruned":
             tree.prune(data["node"])
-    done = streamed[-1][2]
-    assert tree_digest(tree, done["answer"]) == done["tree_digest"]
+    document = events[-1][2]
+    assert tree_digest(tree, document["answer"]) == document["tree_digest"]
     whole = (await http.post("/v1/search", json=BODY)).json()
-    assert done["tree_digest"] == whole["tree_digest"]
-    assert done.keys() == whole.keys() - {"tree"}
+    assert document["tree_digest"] == whole["tree_digest"]
+    assert document.keys() == whole.keys() - {"tree"}
 
 
 async def test_a_finished_search_can_be_read_again_and_deleted(http: httpx2.AsyncClient) -> None:
     """By its id, until it is deleted."""
-    found = (await http.post("/v1/search", json=BODY)).json()
-    path = f"/v1/search/{found['id']}"
-    assert (await http.get(path)).json() == found
+    document = (await http.post("/v1/search", json=BODY)).json()
+    path = f"/v1/search/{document['id']}"
+    assert (await http.get(path)).json() == document
     assert (await http.delete(path)).json()["deleted"] is True
     assert (await http.get(path)).status_code == 404
     assert (await http.delete(path)).status_code == 404
@@ -150,7 +151,7 @@ async def test_a_failed_search_is_not_kept(
 
 
 @pytest.mark.parametrize(
-    ("limits", "kept"),
+    ("limits", "expected"),
     [
         ({"kept_searches": 2}, ["c", "d"]),
         ({"kept_bytes": 1024}, ["d"]),
@@ -159,7 +160,7 @@ async def test_a_failed_search_is_not_kept(
     ],
 )
 def test_the_store_is_bounded_in_number_bytes_and_age(
-    limits: dict[str, Any], kept: list[str]
+    limits: dict[str, Any], expected: list[str]
 ) -> None:
     """Four documents of 600 bytes, a second apart: the oldest go first, running ones never."""
     now = 0.0
@@ -171,7 +172,7 @@ def test_the_store_is_bounded_in_number_bytes_and_age(
         store.begin(name, "me", 0, None)
         store.finish(name, b"x" * 600)
         now += 1.0
-    assert [name for name in "abcd" if store.get(name, "me")] == kept
+    assert [name for name in "abcd" if store.get(name, "me")] == expected
     assert store.get("running", "me") is not None
     assert store.get("running", "you") is None
     loop.close()
@@ -183,22 +184,22 @@ async def test_a_background_search_goes_on_without_its_client(
     """202 at once; its events can be read from any number on, also while it runs; the document is
     what the same search says in the foreground."""
     engine.gate = asyncio.Event()
-    started = await http.post("/v1/search", json=BODY | {"background": True})
-    assert (started.status_code, started.json()["status"]) == (202, "running")
-    path = f"/v1/search/{started.json()['id']}"
+    answer = await http.post("/v1/search", json=BODY | {"background": True})
+    assert (answer.status_code, answer.json()["status"]) == (202, "running")
+    path = f"/v1/search/{answer.json()['id']}"
     assert (await http.post(f"{path}/branch", json={"node": 0})).status_code == 409
     assert app.state.service.admission.open == 1
     reader = asyncio.create_task(http.get(f"{path}/events"))
     await engine.waiting.wait()
     engine.gate.set()
-    whole = events_of((await reader).text)
-    assert [number for number, _, _ in whole] == list(range(len(whole)))
-    assert whole[-1][1] == "done"
-    found = (await http.get(path)).json()
-    assert whole[-1][2] == {key: value for key, value in found.items() if key != "tree"}
-    assert found["tree_digest"] == (await http.post("/v1/search", json=BODY)).json()["tree_digest"]
+    events = events_of((await reader).text)
+    assert [number for number, _, _ in events] == list(range(len(events)))
+    assert events[-1][1] == "done"
+    final = (await http.get(path)).json()
+    assert events[-1][2] == {key: value for key, value in final.items() if key != "tree"}
+    assert final["tree_digest"] == (await http.post("/v1/search", json=BODY)).json()["tree_digest"]
     later = await http.get(f"{path}/events", headers={"last-event-id": "3"})
-    assert events_of(later.text) == whole[4:]
+    assert events_of(later.text) == events[4:]
     wrong = await http.get(f"{path}/events", headers={"last-event-id": "x"})
     assert wrong.status_code == 400
     assert app.state.service.admission.open == 0
@@ -212,12 +213,12 @@ async def test_a_background_stream_survives_its_reader(
     call = Call(app, "/v1/search", BODY | {"stream": True, "background": True})
     await call.until(1, b"event: started")
     await engine.waiting.wait()
-    call.left.set()
+    call.disconnect.set()
     await call.task
     (tree,) = engine.live
     engine.gate.set()
-    rest = await http.get(f"/v1/search/{tree}/events", headers={"last-event-id": "0"})
-    assert events_of(rest.text)[-1][1] == "done"
+    answer = await http.get(f"/v1/search/{tree}/events", headers={"last-event-id": "0"})
+    assert events_of(answer.text)[-1][1] == "done"
     assert (await http.get(f"/v1/search/{tree}")).json()["status"] == "done"
 
 
@@ -241,10 +242,10 @@ async def test_a_background_search_that_fails_says_why(
     await reader.task
     _, name, data = events_of(reader.body.decode())[-1]
     assert (name, data["error"]["code"]) == ("error", code)
-    kept = await http.get(path)
-    assert kept.status_code == (404 if deleted else 200)
+    answer = await http.get(path)
+    assert answer.status_code == (404 if deleted else 200)
     if not deleted:
-        assert (kept.json()["status"], kept.json()["error"]["code"]) == ("failed", code)
+        assert (answer.json()["status"], answer.json()["error"]["code"]) == ("failed", code)
         assert (await http.post(f"{path}/branch", json={"node": 0})).status_code == 400
     assert not engine.live
     assert app.state.service.admission.open == 0
@@ -255,28 +256,28 @@ async def test_a_branch_goes_on_from_a_node(
 ) -> None:
     """The new tree's prompt ends with the node's steps; the reward model reads them as steps; the
     reply begins with them. And so on from a branch of a branch."""
-    found = (await http.post("/v1/search", json=BODY)).json()
-    tree = from_json(found["tree"])
+    document = (await http.post("/v1/search", json=BODY)).json()
+    tree = from_json(document["tree"])
     node = next(n for n in tree.nodes[1:] if n.finish is Finish.STEP)
     engine.scored.clear()
-    path = f"/v1/search/{found['id']}/branch"
-    branched = (await http.post(path, json={"node": node.id, "search": {"seed": 9}})).json()
-    assert branched["spec"] == found["spec"] | {"seed": 9}
-    assert branched["text"].startswith(node.text)
-    assert branched["text"].endswith(f"The answer is {branched['answer']}.")
-    new = from_json(branched["tree"])
-    assert new.prompt == tree.prompt + node.tokens
+    path = f"/v1/search/{document['id']}/branch"
+    branch = (await http.post(path, json={"node": node.id, "search": {"seed": 9}})).json()
+    assert branch["spec"] == document["spec"] | {"seed": 9}
+    assert branch["text"].startswith(node.text)
+    assert branch["text"].endswith(f"The answer is {branch['answer']}.")
+    branch_tree = from_json(branch["tree"])
+    assert branch_tree.prompt == tree.prompt + node.tokens
     assert all(t.texts[0] == node.text for call in engine.scored for t in call)
-    assert branched["branched_from"]["node"] == node.id
-    again = next((n for n in new.nodes[1:] if n.finish is Finish.STEP), None)
-    assert again is not None
-    path = f"/v1/search/{branched['id']}/branch"
-    third = (await http.post(path, json={"node": again.id})).json()
-    assert third["text"].startswith(node.text + again.text)
-    assert from_json(third["tree"]).prompt == new.prompt + again.tokens
-    ended = next(n for n in tree.nodes[1:] if n.finish is Finish.END)
-    for wrong in (len(tree), ended.id):
-        error = await refusal(http, f"/v1/search/{found['id']}/branch", {"node": wrong})
+    assert branch["branched_from"]["node"] == node.id
+    next_node = next((n for n in branch_tree.nodes[1:] if n.finish is Finish.STEP), None)
+    assert next_node is not None
+    path = f"/v1/search/{branch['id']}/branch"
+    second_branch = (await http.post(path, json={"node": next_node.id})).json()
+    assert second_branch["text"].startswith(node.text + next_node.text)
+    assert from_json(second_branch["tree"]).prompt == branch_tree.prompt + next_node.tokens
+    end_node = next(n for n in tree.nodes[1:] if n.finish is Finish.END)
+    for wrong in (len(tree), end_node.id):
+        error = await refusal(http, f"/v1/search/{document['id']}/branch", {"node": wrong})
         assert error["param"] == "node"
 
 
@@ -292,9 +293,9 @@ async def test_a_dry_run_says_what_it_may_cost(
     assert first["prompt_tokens"] == len("user: What?\n")
     assert first["typical"] is None
     assert not engine.expanded
-    done = (await http.post("/v1/search", json=BODY | {"search": search})).json()
-    again = (await http.post("/v1/search", json=body)).json()
-    assert again["typical"]["completion_tokens"] == done["usage"]["completion_tokens"] <= 360
+    document = (await http.post("/v1/search", json=BODY | {"search": search})).json()
+    second = (await http.post("/v1/search", json=body)).json()
+    assert second["typical"]["completion_tokens"] == document["usage"]["completion_tokens"] <= 360
 
 
 @pytest.mark.parametrize("engine", [ScriptedEngine(step_logprobs=False)])

@@ -27,10 +27,10 @@ def test_a_folder_is_served_by_its_name(tmp_path: Path, monkeypatch: pytest.Monk
         assert plain.usage is not None
         assert 0 < plain.usage.completion_tokens <= 8
         search = {"search": {"policy": "best_of_n", "width": 2, "max_depth": 2}}
-        searched = client.chat.completions.create(
+        search_reply = client.chat.completions.create(
             model="tiny-qwen", messages=MESSAGES, max_tokens=8, seed=1, extra_body=search
         )
-        assert searched.search["tree_digest"]
+        assert search_reply.search["tree_digest"]
     finally:
         server.stop()
     (line,) = [line for line in server.log if "not set, so taken" in line]

@@ -14,8 +14,8 @@ def test_it_is_served_by_its_name() -> None:
     """By that one command; it answers as a chat model does, ending by itself."""
     folder_or_skip()
     with (
-        Served("smollm2") as served,
-        OpenAI(base_url=f"{served.url}/v1", api_key="none") as client,
+        Served("smollm2") as server,
+        OpenAI(base_url=f"{server.url}/v1", api_key="none") as client,
     ):
         assert client.models.list().data[0].id == "smollm2"
         reply = client.chat.completions.create(

@@ -15,8 +15,8 @@ from server.settings import Settings, SettingsError, load_settings
 def test_the_environment_is_read_and_the_command_line_wins() -> None:
     """Overrides that are None leave the environment's value."""
     environ = {"HEDGEROW_PORT": "9000", "HEDGEROW_EXACT": "off", "OTHER": "1"}
-    found = load_settings(environ, port=None, host="0.0.0.0")
-    assert (found.port, found.exact, found.host) == (9000, False, "0.0.0.0")
+    settings = load_settings(environ, port=None, host="0.0.0.0")
+    assert (settings.port, settings.exact, settings.host) == (9000, False, "0.0.0.0")
     assert load_settings(environ, port=1).port == 1
     assert load_settings({"HEDGEROW_REWARD_MODEL": "none"}).reward_model is None
     assert load_settings({"HEDGEROW_API_KEY": "a client's own"}) == Settings()
@@ -24,7 +24,7 @@ def test_the_environment_is_read_and_the_command_line_wins() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "said", "read"),
+    ("name", "text", "expected"),
     [
         ("reward_urls", "", ()),
         ("kv_load", "64,256,64", (64, 256, 64)),
@@ -32,18 +32,18 @@ def test_the_environment_is_read_and_the_command_line_wins() -> None:
     ],
 )
 def test_lists_stand_by_commas_in_the_environment(
-    name: str, said: str, read: tuple[object, ...], monkeypatch: pytest.MonkeyPatch
+    name: str, text: str, expected: tuple[object, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As the chart and the compose files write them."""
-    monkeypatch.setenv(f"HEDGEROW_{name.upper()}", said)
-    assert getattr(load_settings(), name) == read
+    monkeypatch.setenv(f"HEDGEROW_{name.upper()}", text)
+    assert getattr(load_settings(), name) == expected
     monkeypatch.delenv(f"HEDGEROW_{name.upper()}")
     monkeypatch.setenv("HEDGEROW_ENGINE", "sglang")
     monkeypatch.setenv("HEDGEROW_POLICY_URLS", "http://a:1, http://b:2/")
     assert load_settings().policy_urls == ("http://a:1", "http://b:2")
     monkeypatch.delenv("HEDGEROW_POLICY_URLS")
-    launched = load_settings(launch=True, launch_memory="0.5,0.4")
-    assert launched.launch_memory == (0.5, 0.4)
+    settings = load_settings(launch=True, launch_memory="0.5,0.4")
+    assert settings.launch_memory == (0.5, 0.4)
 
 
 def test_a_shipped_theta_goes_with_the_bundled_policy_model_alone(
@@ -53,16 +53,16 @@ def test_a_shipped_theta_goes_with_the_bundled_policy_model_alone(
     monkeypatch.setattr(server.settings, "SPRIG_FOLDER", tmp_path)
     shipped, other, policy = tmp_path / "theta.json", tmp_path / "mine.json", tmp_path / "policy"
     policy.mkdir()
-    theirs = {"policy_model": policy, "reward_model": "none", "draft_model": "none"}
-    assert Settings(**theirs).kv_theta is None
+    fields = {"policy_model": policy, "reward_model": "none", "draft_model": "none"}
+    assert Settings(**fields).kv_theta is None
     for path in (shipped, other):
         path.write_text("{}")
-    assert Settings(**theirs).kv_theta == shipped
-    assert Settings(**theirs | {"policy_model": tmp_path}).kv_theta is None
-    given = {name: str(value) for name, value in theirs.items()}
-    assert load_settings({"HEDGEROW_KV_THETA": "none"}, **given).kv_theta is None
-    assert load_settings({"HEDGEROW_KV_THETA": ""}, **given).kv_theta is None
-    assert load_settings({"HEDGEROW_KV_THETA": str(other)}, **given).kv_theta == other
+    assert Settings(**fields).kv_theta == shipped
+    assert Settings(**fields | {"policy_model": tmp_path}).kv_theta is None
+    texts = {name: str(value) for name, value in fields.items()}
+    assert load_settings({"HEDGEROW_KV_THETA": "none"}, **texts).kv_theta is None
+    assert load_settings({"HEDGEROW_KV_THETA": ""}, **texts).kv_theta is None
+    assert load_settings({"HEDGEROW_KV_THETA": str(other)}, **texts).kv_theta == other
 
 
 def test_the_environment_is_read_by_load_settings_alone(monkeypatch: pytest.MonkeyPatch) -> None:

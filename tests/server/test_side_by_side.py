@@ -17,7 +17,7 @@ from server.side_by_side import JointReplies
 from tests.search.scripted_engine import ScriptedEngine, dice, encode
 
 PROMPT = encode("user: count\n")
-WANTED = PlainCompletion(PROMPT, limit=100, piece=4, seed=3)
+REQUEST = PlainCompletion(PROMPT, limit=100, piece=4, seed=3)
 
 
 def of_lengths(*lengths: int) -> Callable[[Branch], str]:
@@ -36,13 +36,14 @@ def of_lengths(*lengths: int) -> Callable[[Branch], str]:
 
 
 async def together(
-    engine: ScriptedEngine, many: int, told: Callable[[str], None] = lambda _: None
+    engine: ScriptedEngine, count: int, on_text: Callable[[str], None] = lambda _: None
 ) -> list[PlainReply]:
     """Replies to one request."""
-    trees = [f"t.{draw}" for draw in range(many)]
+    trees = [f"t.{draw}" for draw in range(count)]
     joint = JointReplies(engine, "t", trees)
     replies = [
-        complete(replace(WANTED, draw=draw), joint, tree, told) for draw, tree in enumerate(trees)
+        complete(replace(REQUEST, draw=draw), joint, tree, on_text)
+        for draw, tree in enumerate(trees)
     ]
     return await asyncio.gather(*replies)
 
@@ -52,16 +53,16 @@ def test_each_says_what_it_says_alone(lengths: list[int]) -> None:
     """Whatever the others' lengths: as many calls as the longest has pieces, a branch a reply that
     goes on, with ids of its own below ids of its own; nothing is held afterwards."""
 
-    async def drawn() -> None:
+    async def run() -> None:
         engine = ScriptedEngine(say=of_lengths(*lengths))
         replies = await together(engine, len(lengths))
         say = of_lengths(*lengths)
         alone = [
-            await complete(replace(WANTED, draw=i), ScriptedEngine(say=say), "t", lambda _: None)
+            await complete(replace(REQUEST, draw=i), ScriptedEngine(say=say), "t", lambda _: None)
             for i in range(len(lengths))
         ]
         assert replies == alone
-        pieces = max(-(-reply.tokens // WANTED.piece) for reply in replies)
+        pieces = max(-(-reply.tokens // REQUEST.piece) for reply in replies)
         assert len(engine.expanded) in (pieces, pieces + 1)  # an end at a piece's is seen later
         branches = [branch for call in engine.expanded for branch in call]
         nodes = [branch.node for branch in branches]
@@ -72,7 +73,7 @@ def test_each_says_what_it_says_alone(lengths: list[int]) -> None:
             by_seed[branch.seed] = branch.node
         assert (engine.live, engine.released, engine.aborted) == (set(), ["t"], [])
 
-    asyncio.run(drawn())
+    asyncio.run(run())
 
 
 async def test_an_engine_that_ends_fails_all() -> None:
@@ -81,11 +82,11 @@ async def test_an_engine_that_ends_fails_all() -> None:
     replies = [f"t.{draw}" for draw in range(2)]
     joint = JointReplies(engine, "t", replies)
     works = [
-        complete(replace(WANTED, draw=draw), joint, tree, lambda _: None)
+        complete(replace(REQUEST, draw=draw), joint, tree, lambda _: None)
         for draw, tree in enumerate(replies)
     ]
-    ended = await asyncio.gather(*works, return_exceptions=True)
-    assert [type(error) for error in ended] == [EngineDown, EngineDown]
+    errors = await asyncio.gather(*works, return_exceptions=True)
+    assert [type(error) for error in errors] == [EngineDown, EngineDown]
     assert engine.aborted == ["t"]
 
 

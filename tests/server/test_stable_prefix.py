@@ -42,17 +42,17 @@ async def test_what_was_certain_begins_the_reply(
     fields = {"policy": policy, "width": width, "seed": seed, "max_depth": 5, **hopes}
     spec = SearchSpec.model_validate(fields)
     prefix = StablePrefix(spec)
-    seen = [""]
+    prefixes = [""]
 
-    def hear(event: Event) -> None:
+    def on_event(event: Event) -> None:
         if isinstance(event, Selected):
-            seen.append(prefix.text())
+            prefixes.append(prefix.text())
         prefix.on_event(event)
 
-    outcome = await grow(ScriptedEngine(say), spec, listen=hear)
-    seen.append(outcome.text)
+    outcome = await grow(ScriptedEngine(say), spec, listen=on_event)
+    prefixes.append(outcome.text)
     if outcome.chosen is not None:
-        assert all(later.startswith(earlier) for earlier, later in pairwise(seen))
+        assert all(later.startswith(earlier) for earlier, later in pairwise(prefixes))
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.text("ab", max_size=3), st.integers(0, 4))))
@@ -65,19 +65,19 @@ def test_it_is_what_all_replies_still_begin_with(moves: list[tuple[int, str, int
         leaves = list(tree.leaves())
         if not leaves:
             break
-        above = leaves[place % len(leaves)]
-        told: list[Event] = [Pruned(1, above.id, "")]
+        leaf = leaves[place % len(leaves)]
+        events: list[Event] = [Pruned(1, leaf.id, "")]
         if kind:
             finish = Finish.END if kind == 1 else Finish.STEP
-            drawn = range(len(tree), len(tree) + kind)
-            said = (above.id, 0, above.depth + 1, (2,), text, finish.value, 0.0, 0.0)
-            told = [Expanded(1, node, *said) for node in drawn]
-        for event in told:
+            nodes = range(len(tree), len(tree) + kind)
+            fields = (leaf.id, 0, leaf.depth + 1, (2,), text, finish.value, 0.0, 0.0)
+            events = [Expanded(1, node, *fields) for node in nodes]
+        for event in events:
             prefix.on_event(event)
             change(tree, event)
-        alive = [tree.text(node.id) for node in (*tree.leaves(), *tree.finished())]
-        if alive:
-            assert prefix.text() == shared(alive)
+        texts = [tree.text(node.id) for node in (*tree.leaves(), *tree.finished())]
+        if texts:
+            assert prefix.text() == shared(texts)
 
 
 def test_shared_is_the_longest_common_beginning() -> None:
@@ -87,9 +87,11 @@ def test_shared_is_the_longest_common_beginning() -> None:
     assert shared([]) == shared(["x", "y"]) == ""
 
 
-@pytest.mark.parametrize(("stop", "told"), [(None, "one\\n\\ntwo\\n\\n"), (["wo"], "one\\n\\nt")])
+@pytest.mark.parametrize(
+    ("stop", "expected"), [(None, "one\\n\\ntwo\\n\\n"), (["wo"], "one\\n\\nt")]
+)
 async def test_steps_are_streamed_while_the_search_goes_on(
-    app: FastAPI, engine: ScriptedEngine, stop: list[str] | None, told: str
+    app: FastAPI, engine: ScriptedEngine, stop: list[str] | None, expected: str
 ) -> None:
     """Two branches that say the same: each step is sent once both have it, long before the end,
     and nothing after a stop string."""
@@ -113,6 +115,6 @@ async def test_steps_are_streamed_while_the_search_goes_on(
     engine.gate = None
     await call.task
     contents = call.body.decode().split('"content":"')[2:]
-    assert "".join(part.partition('"')[0] for part in contents).startswith(told)
+    assert "".join(part.partition('"')[0] for part in contents).startswith(expected)
     assert ("answer is" in call.body.decode().partition('"search"')[0]) is (stop is None)
-    assert call.ended
+    assert call.complete

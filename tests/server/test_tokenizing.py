@@ -20,7 +20,7 @@ class Copied(PlainText):
     """A tokenizer that says when it is used by two at once, and whose copies know each other."""
 
     def __init__(self, copies: list[Copied]) -> None:
-        self.users = self.most = 0
+        self.users = self.peak_users = 0
         self.copies = copies
         copies.append(self)
 
@@ -36,28 +36,28 @@ async def test_short_texts_pass_long_ones() -> None:
     copies: list[Copied] = []
     text, tokenizing = Copied(copies), Tokenizing()
 
-    def encode(own: PlainText, *, slow: bool) -> list[int]:
-        assert isinstance(own, Copied)
-        own.users += 1
-        own.most = max(own.most, own.users)
+    def encode(copy: PlainText, *, slow: bool) -> list[int]:
+        assert isinstance(copy, Copied)
+        copy.users += 1
+        copy.peak_users = max(copy.peak_users, copy.users)
         if slow:
             continuation.set()
             go_on.wait(60)
-        own.users -= 1
-        return [id(own)]
+        copy.users -= 1
+        return [id(copy)]
 
     long = [
-        asyncio.create_task(tokenizing.run(text, LONG, lambda own: encode(own, slow=True)))
+        asyncio.create_task(tokenizing.run(text, LONG, lambda copy: encode(copy, slow=True)))
         for _ in range(4)
     ]
     await asyncio.to_thread(continuation.wait)
-    assert await tokenizing.run(text, LONG - 1, lambda own: encode(own, slow=False)) == [id(text)]
+    assert await tokenizing.run(text, LONG - 1, lambda copy: encode(copy, slow=False)) == [id(text)]
     assert not any(task.done() for task in long)
     go_on.set()
-    done = await asyncio.gather(*long)
+    ids = await asyncio.gather(*long)
     assert len(copies) == 2
-    assert done == [[id(copies[1])]] * 4
-    assert [copy.most for copy in copies] == [1, 1]
+    assert ids == [[id(copies[1])]] * 4
+    assert [copy.peak_users for copy in copies] == [1, 1]
 
 
 async def test_an_error_that_nobody_waits_for_is_not_logged(
@@ -66,7 +66,7 @@ async def test_an_error_that_nobody_waits_for_is_not_logged(
     """Whoever asked has left by the time the text turns out to be too long."""
     continuation, go_on = threading.Event(), threading.Event()
 
-    def encode(own: object) -> list[int]:
+    def encode(tokenizer: object) -> list[int]:
         continuation.set()
         go_on.wait(60)
         raise PrefixTooLong("too long")

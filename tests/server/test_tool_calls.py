@@ -26,22 +26,22 @@ def tagged(name: str = "add", **arguments: Any) -> str:
     return f"{OPENS}\n{json.dumps({'name': name, 'arguments': arguments})}\n{CLOSES}"
 
 
-def streamed(reader: CallReader, text: str, cuts: list[int]) -> tuple[str, list[Call]]:
+def add_up_deltas(reader: CallReader, text: str, cuts: list[int]) -> tuple[str, list[Call]]:
     """What the deltas of a stream add up to; its text comes in these pieces."""
-    stream, said, calls = CallStream(reader), "", []
+    stream, content, calls = CallStream(reader), "", []
     for cut in (*sorted(cuts), None):
         new, deltas = stream.more(text[:cut], whole=cut is None)
-        said += new
+        content += new
         for index, name, arguments in deltas:
             if name is not None:
                 assert index == len(calls)
                 calls.append(Call(name, ""))
             calls[index] = Call(calls[index].name, calls[index].arguments + arguments)
-    return said, calls
+    return content, calls
 
 
 @pytest.mark.parametrize(
-    ("text", "said", "names"),
+    ("text", "content", "names"),
     [
         ("It is 5.", "It is 5.", []),
         (tagged(a=1), "", ["add"]),
@@ -53,10 +53,10 @@ def streamed(reader: CallReader, text: str, cuts: list[int]) -> tuple[str, list[
         (f"{OPENS}{{", f"{OPENS}{{", []),
     ],
 )
-def test_tagged_calls(text: str, said: str | None, names: list[str]) -> None:
+def test_tagged_calls(text: str, content: str | None, names: list[str]) -> None:
     """Any number amid text; what is no call of a tool that was named stays text."""
     read = CallReader("tagged", NAMES).read(text)
-    assert read.text == (text if said is None else said)
+    assert read.text == (text if content is None else content)
     assert [call.name for call in read.calls] == names
 
 
@@ -79,32 +79,32 @@ def test_a_bare_call() -> None:
 
 def test_a_reply_that_is_cut_has_what_is_there() -> None:
     """A call under a grammar that met ``max_tokens``: the name and the arguments so far."""
-    chosen = CallReader("choice", NAMES)
-    assert chosen.read('{"name": "ad') == ("", ())
-    assert chosen.read('{"name": "add", "arguments": {"a": {}') == ("", (Call("add", '{"a": {}'),))
+    choice = CallReader("choice", NAMES)
+    assert choice.read('{"name": "ad') == ("", ())
+    assert choice.read('{"name": "add", "arguments": {"a": {}') == ("", (Call("add", '{"a": {}'),))
     assert CallReader("arguments", ("add",)).read('{"a"') == ("", (Call("add", '{"a"'),))
     assert CallReader("arguments", ("add",)).read("") == ("", ())
 
 
 @given(st.text(max_size=8), ARGUMENTS, INDENT, st.lists(st.integers(0, 80), max_size=6))
 def test_streams_say_what_is_said_whole(
-    said: str, arguments: dict[str, Any], indent: int | None, cuts: list[int]
+    prose: str, arguments: dict[str, Any], indent: int | None, cuts: list[int]
 ) -> None:
     """However a reply is cut, in every form."""
     inside = json.dumps(arguments, indent=indent)
-    chosen = json.dumps({"name": "weather", "arguments": arguments}, indent=indent)
-    called = f"{said}{OPENS}{chosen}{CLOSES}"
+    choice = json.dumps({"name": "weather", "arguments": arguments}, indent=indent)
+    tagged_call = f"{prose}{OPENS}{choice}{CLOSES}"
     for form, text in {
         "arguments": inside,
-        "choice": chosen,
-        "bare": chosen,
-        "tagged": called + said + called,
+        "choice": choice,
+        "bare": choice,
+        "tagged": tagged_call + prose + tagged_call,
     }.items():
         reader = CallReader(form, ("weather",))  # type: ignore[arg-type]
         read = reader.read(text)
-        assert streamed(reader, text, cuts) == (read.text, list(read.calls))
+        assert add_up_deltas(reader, text, cuts) == (read.text, list(read.calls))
         assert [json.loads(call.arguments) for call in read.calls] == [arguments] * len(read.calls)
-        assert len(read.calls) == (2 if form == "tagged" and OPENS not in said else 1)
+        assert len(read.calls) == (2 if form == "tagged" and OPENS not in prose else 1)
 
 
 @given(st.text(alphabet="<tool_ca>{} /", max_size=30), st.lists(st.integers(0, 30), max_size=5))
@@ -113,7 +113,7 @@ def test_odd_replies_are_streamed_whole(text: str, cuts: list[int]) -> None:
     for form in ("tagged", "bare", "choice"):
         reader = CallReader(form, NAMES)  # type: ignore[arg-type]
         read = reader.read(text)
-        assert streamed(reader, text, cuts) == (read.text, list(read.calls))
+        assert add_up_deltas(reader, text, cuts) == (read.text, list(read.calls))
 
 
 @pytest.mark.parametrize("depth", [400, 990, 5_000, 100_000])
@@ -122,6 +122,6 @@ def test_a_model_may_open_brackets_for_ever(depth: int) -> None:
     reader = CallReader("tagged", NAMES)
     nested = '{"a": ' * depth + "1" + "}" * depth
     text = f'{OPENS}{{"name": "add", "arguments": {nested}}}{CLOSES}'
-    found = reader.read(text, whole=True)
-    assert [call.name for call in found.calls] in ([], ["add"])
-    assert found.text == ("" if found.calls else text)
+    reply = reader.read(text, whole=True)
+    assert [call.name for call in reply.calls] in ([], ["add"])
+    assert reply.text == ("" if reply.calls else text)

@@ -33,9 +33,9 @@ ADD: Any = {
     },
 }
 WEATHER: Any = {"type": "function", "function": {"name": "weather"}}
-ASKED: Any = {"model": "sprig", "messages": question("2 and 3?"), "tools": [ADD, WEATHER]}
+REQUEST: Any = {"model": "sprig", "messages": question("2 and 3?"), "tools": [ADD, WEATHER]}
 REPLY = f"Let me add.\n{tagged(a=2, b=3)}\n{tagged('weather')}"
-CALLED: Any = [
+HISTORY: Any = [
     {"role": "user", "content": "2 and 3?"},
     {
         "role": "assistant",
@@ -67,9 +67,9 @@ def app(settings: Settings, engine: ScriptedEngine) -> FastAPI:
 async def test_the_model_may_call(openai: AsyncOpenAI, engine: ScriptedEngine) -> None:
     """It is told of the tools; its calls are read out of its reply, and why it ended says so."""
     engine.say = saying(REPLY)
-    done = await chat(openai, **ASKED)
+    completion = await chat(openai, **REQUEST)
     assert decode(engine.expanded[0][0].tokens) == "tool: add\ntool: weather\nuser: 2 and 3?\n"
-    [choice] = done.choices
+    [choice] = completion.choices
     assert choice.finish_reason == "tool_calls"
     assert choice.message.content == "Let me add."
     first, second = choice.message.tool_calls or []
@@ -84,7 +84,7 @@ async def test_streamed_calls_are_those_of_the_whole_reply(
 ) -> None:
     """The client's own accumulation of the deltas."""
     engine.say = saying(REPLY)
-    async with openai.chat.completions.stream(**ASKED) as stream:
+    async with openai.chat.completions.stream(**REQUEST) as stream:
         async for _ in stream:
             pass
         final = await stream.get_final_completion()
@@ -101,11 +101,11 @@ async def test_streamed_calls_are_those_of_the_whole_reply(
 async def test_a_reply_without_a_call(openai: AsyncOpenAI, engine: ScriptedEngine) -> None:
     """Is a reply as ever; with ``none`` the model is told of no tool and nothing is read as one."""
     engine.say = saying("Five.")
-    [choice] = (await chat(openai, **ASKED)).choices
+    [choice] = (await chat(openai, **REQUEST)).choices
     assert (choice.finish_reason, choice.message.content) == ("stop", "Five.")
     assert choice.message.tool_calls is None
     engine.say = saying(REPLY)
-    [choice] = (await chat(openai, **ASKED, tool_choice="none")).choices
+    [choice] = (await chat(openai, **REQUEST, tool_choice="none")).choices
     assert (choice.finish_reason, choice.message.content) == ("stop", REPLY)
     assert decode(engine.expanded[-1][0].tokens).startswith("user: 2 and 3?\n")
 
@@ -113,7 +113,7 @@ async def test_a_reply_without_a_call(openai: AsyncOpenAI, engine: ScriptedEngin
 async def test_one_call_at_a_time(openai: AsyncOpenAI, engine: ScriptedEngine) -> None:
     """Without ``parallel_tool_calls`` the first one is what counts."""
     engine.say = saying(REPLY)
-    [choice] = (await chat(openai, **ASKED, parallel_tool_calls=False)).choices
+    [choice] = (await chat(openai, **REQUEST, parallel_tool_calls=False)).choices
     [call] = choice.message.tool_calls or []
     assert call.type == "function"
     assert call.function.name == "add"
@@ -122,7 +122,7 @@ async def test_one_call_at_a_time(openai: AsyncOpenAI, engine: ScriptedEngine) -
 async def test_calls_and_results_go_back_in(openai: AsyncOpenAI, engine: ScriptedEngine) -> None:
     """As the chat template has them: arguments are objects there."""
     engine.say = saying("Five.")
-    await chat(openai, messages=CALLED)
+    await chat(openai, messages=HISTORY)
     call = '{"name": "add", "arguments": {"a": 2}}'
     expected = f"user: 2 and 3?\nassistant: \ncall: {call}\ntool: 5\n"
     assert decode(engine.expanded[0][0].tokens) == expected
@@ -130,19 +130,19 @@ async def test_calls_and_results_go_back_in(openai: AsyncOpenAI, engine: Scripte
 
 async def test_a_search_whose_reply_calls(openai: AsyncOpenAI, engine: ScriptedEngine) -> None:
     """The tree reasons; what the chosen trajectory calls is read out of it."""
-    seen = set()
+    parents = set()
 
     def say(branch: Branch) -> str:
-        seen.add(branch.parent)
+        parents.add(branch.parent)
         return "I add.\n\n" if branch.parent == 0 else tagged(a=branch.child)
 
     engine.say = say
-    done = await chat(openai, **ASKED, search={"policy": "rebase", "width": 2, "seed": 1})
-    [choice] = done.choices
+    completion = await chat(openai, **REQUEST, search={"policy": "rebase", "width": 2, "seed": 1})
+    [choice] = completion.choices
     assert choice.finish_reason == "tool_calls"
     assert choice.message.content == "I add."
     assert [call.function.name for call in choice.message.tool_calls or []] == ["add"]  # type: ignore[union-attr]
-    assert len(seen) > 1
+    assert len(parents) > 1
 
 
 @pytest.mark.parametrize("depth", [1, 900, 5_000, 100_000])
@@ -164,13 +164,13 @@ async def test_a_tool_that_must_be_called(
     """The reply is its arguments, under its schema, and nothing beside them."""
     engine.grammar, engine.say = True, saying('{"a": 2, "b": 3}')
     choice: Any = {"type": "function", "function": {"name": "add"}}
-    async with openai.chat.completions.stream(**ASKED, tool_choice=choice) as events:
-        done = await events.get_final_completion()
+    async with openai.chat.completions.stream(**REQUEST, tool_choice=choice) as events:
+        completion = await events.get_final_completion()
     if not stream:
-        done = await chat(openai, **ASKED, tool_choice=choice)
+        completion = await chat(openai, **REQUEST, tool_choice=choice)
     [grammar] = {sampling.grammar for sampling in engine.samplings}
     assert json.loads(grammar or "") == ADD["function"]["parameters"]
-    [choice] = done.choices
+    [choice] = completion.choices
     assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
     [call] = choice.message.tool_calls or []
     assert (call.function.name, json.loads(call.function.arguments)) == ("add", {"a": 2, "b": 3})
@@ -180,16 +180,16 @@ async def test_one_of_several_must_be_called(openai: AsyncOpenAI, engine: Script
     """The reply is a name and arguments; references within a tool's schema stay within it."""
     engine.grammar, engine.say = True, saying('{"name": "put", "arguments": {"at": {"x": 1}}}')
     place = {"type": "object", "properties": {"x": {"type": "integer"}}}
-    takes = {"properties": {"at": {"$ref": "#/$defs/P"}}, "$defs": {"P": place}}
-    tools: Any = [ADD, {"type": "function", "function": {"name": "put", "parameters": takes}}]
-    done = await chat(openai, **ASKED | {"tools": tools}, tool_choice="required")
-    [choice] = done.choices
+    parameters = {"properties": {"at": {"$ref": "#/$defs/P"}}, "$defs": {"P": place}}
+    tools: Any = [ADD, {"type": "function", "function": {"name": "put", "parameters": parameters}}]
+    completion = await chat(openai, **REQUEST | {"tools": tools}, tool_choice="required")
+    [choice] = completion.choices
     [call] = choice.message.tool_calls or []
     assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
     assert call.type == "function"
     assert (call.function.name, call.function.arguments) == ("put", '{"at": {"x": 1}}')
     grammar = json.loads(engine.samplings[0].grammar or "")
-    names = [one["properties"]["name"]["const"] for one in grammar["anyOf"]]
+    names = [option["properties"]["name"]["const"] for option in grammar["anyOf"]]
     assert names == ["add", "put"]
     assert grammar["$defs"]["tool1"]["properties"]["at"] == {"$ref": "#/$defs/tool1/$defs/P"}
 
@@ -198,36 +198,36 @@ async def test_a_call_that_is_cut(openai: AsyncOpenAI, engine: ScriptedEngine) -
     """Ends by ``length``, with as much of it as there is."""
     engine.grammar, engine.say = True, saying('{"a": 2, "b": 3}')
     tools: Any = [ADD]
-    done = await chat(openai, **ASKED | {"tools": tools}, tool_choice="required", max_tokens=6)
-    [choice] = done.choices
+    reply = await chat(openai, **REQUEST | {"tools": tools}, tool_choice="required", max_tokens=6)
+    [choice] = reply.choices
     [call] = choice.message.tool_calls or []
     assert call.type == "function"
     assert (choice.finish_reason, call.function.arguments) == ("length", '{"a": ')
 
 
-def reasoned_and_called(branch: Branch) -> str:
+def reason_then_call(branch: Branch) -> str:
     """Trajectories of one step, and after them the call, the rest of it at a time."""
-    _, mark, written = decode(branch.tokens).partition(CONNECTION)
-    return '{"a": 2, "b": 3}'[len(written) :] if mark else "The answer is 5."
+    _, mark, content = decode(branch.tokens).partition(CONNECTION)
+    return '{"a": 2, "b": 3}'[len(content) :] if mark else "The answer is 5."
 
 
 async def test_a_search_that_must_call(openai: AsyncOpenAI, engine: ScriptedEngine) -> None:
     """The tree reasons without the tools' schema; the call is written from what was chosen."""
-    engine.grammar, engine.say = True, reasoned_and_called
+    engine.grammar, engine.say = True, reason_then_call
     tools: Any = [ADD]
-    done = await chat(
+    completion = await chat(
         openai,
-        **ASKED | {"tools": tools},
+        **REQUEST | {"tools": tools},
         tool_choice="required",
         search={"policy": "rebase", "width": 2, "seed": 1},
     )
-    [choice] = done.choices
+    [choice] = completion.choices
     [call] = choice.message.tool_calls or []
     assert call.type == "function"
     assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
     assert call.function.arguments == '{"a": 2, "b": 3}'
     assert (choice.message.model_extra or {})["reasoning_content"] == "The answer is 5."
-    assert search_of(done)["answer"] == "5"
+    assert search_of(completion)["answer"] == "5"
     assert engine.samplings[0].grammar is None
     assert engine.samplings[-1].grammar is not None
 
@@ -236,7 +236,7 @@ FORCED = {"tool_choice": "required"}
 
 
 @pytest.mark.parametrize(
-    ("grammar", "change", "param", "told"),
+    ("grammar", "change", "param", "message"),
     [
         (False, {}, "tool_choice", "not held to a schema"),
         (True, {"ignore_eos": True}, "ignore_eos", "leave it out"),
@@ -266,33 +266,33 @@ async def test_a_call_that_cannot_be_made_to_happen(
     grammar: bool,
     change: dict[str, Any],
     param: str,
-    told: str,
+    message: str,
 ) -> None:
     """Is refused before anything is drawn."""
     engine.grammar = grammar
-    error = await refusal(http, "/v1/chat/completions", ASKED | FORCED | change)
+    error = await refusal(http, "/v1/chat/completions", REQUEST | FORCED | change)
     assert error["param"] == param
-    assert told in error["message"]
+    assert message in error["message"]
 
 
-def changed(**more: Any) -> dict[str, Any]:
+def tool_with(**fields: Any) -> dict[str, Any]:
     """A tool with something of its function changed."""
-    return {"tools": [{"type": "function", "function": ADD["function"] | more}]}
+    return {"tools": [{"type": "function", "function": ADD["function"] | fields}]}
 
 
 @pytest.mark.parametrize(
-    ("change", "param", "told"),
+    ("change", "param", "message"),
     [
         ({"tools": 5}, "tools", "must be a list"),
         ({"tools": [5]}, "tools[0]", "must be an object"),
         ({"tools": [ADD] * 2}, "tools", "each name is there once"),
         ({"tools": [{"type": "code_interpreter"}]}, "tools[0].type", "functions are"),
         ({"tools": [{"type": "function"}]}, "tools[0].function", "must be an object"),
-        (changed(name="a b"), "tools[0].function.name", "letters, digits"),
-        (changed(description=5), "tools[0].function.description", "must be text"),
-        (changed(parameters=5), "tools[0].function.parameters", "must be a JSON schema"),
-        (changed(parameters={"type": "array"}), "tools[0].function.parameters.type", "'object'"),
-        (changed(description="\ud800"), "tools[0].function", "not valid Unicode"),
+        (tool_with(name="a b"), "tools[0].function.name", "letters, digits"),
+        (tool_with(description=5), "tools[0].function.description", "must be text"),
+        (tool_with(parameters=5), "tools[0].function.parameters", "must be a JSON schema"),
+        (tool_with(parameters={"type": "array"}), "tools[0].function.parameters.type", "'object'"),
+        (tool_with(description="\ud800"), "tools[0].function", "not valid Unicode"),
         ({"tool_choice": "sometimes"}, "tool_choice", "'auto', 'required'"),
         ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice.type", "are allowed"),
         (
@@ -327,21 +327,21 @@ def changed(**more: Any) -> dict[str, Any]:
     ],
 )
 async def test_what_is_wrong_is_named(
-    http: httpx2.AsyncClient, change: dict[str, Any], param: str, told: str
+    http: httpx2.AsyncClient, change: dict[str, Any], param: str, message: str
 ) -> None:
     """With what is allowed."""
-    error = await refusal(http, "/v1/chat/completions", ASKED | change)
+    error = await refusal(http, "/v1/chat/completions", REQUEST | change)
     assert error["param"] == param
-    assert told in error["message"]
+    assert message in error["message"]
 
 
 @pytest.mark.parametrize(
-    ("template", "change", "param", "told"),
+    ("template", "change", "param", "message"),
     [
         (ToolTemplate(), {}, "tool_choice", "has no tools; send 'none', 'required' or"),
         (ToolTemplate(tools=True), {}, "tool_choice", "in a form not read here"),
-        (ToolTemplate(results=True), {"messages": CALLED}, "messages[1].tool_calls", "out; send"),
-        (ToolTemplate(calls=True), {"messages": CALLED}, "messages[2].role", "user's words"),
+        (ToolTemplate(results=True), {"messages": HISTORY}, "messages[1].tool_calls", "out; send"),
+        (ToolTemplate(calls=True), {"messages": HISTORY}, "messages[2].role", "user's words"),
     ],
 )
 async def test_what_a_template_cannot_do_is_refused_by_name(
@@ -349,13 +349,13 @@ async def test_what_a_template_cannot_do_is_refused_by_name(
     template: ToolTemplate,
     change: dict[str, Any],
     param: str,
-    told: str,
+    message: str,
 ) -> None:
     """With what would do instead; nothing is left out in silence."""
     monkeypatch.setattr(QwenText, "tool_template", template)
     service = create_service(Settings(), ScriptedEngine(), QwenText())  # type: ignore[arg-type]
-    body = (ASKED if param == "tool_choice" else {"model": "sprig"}) | change
+    body = (REQUEST if param == "tool_choice" else {"model": "sprig"}) | change
     async with client_over(create_app(service)) as http:
         error = await refusal(http, "/v1/chat/completions", body)
     assert (error["code"], error["param"]) == ("unsupported_parameter", param)
-    assert told in error["message"]
+    assert message in error["message"]

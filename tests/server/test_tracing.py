@@ -33,7 +33,7 @@ ETS = {"policy": "ets", "width": 4}
 SEARCH = {"model": "sprig", "messages": question(), "search": ETS, "seed": 1}
 STREAM = {"question": "What is it?", "search": ETS | {"seed": 1}, "stream": True}
 CALLER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-KNOWN = {value for name, value in vars(gen_ai_attributes).items() if name.startswith("GEN_AI_")}
+GENAI = {value for name, value in vars(gen_ai_attributes).items() if name.startswith("GEN_AI_")}
 
 
 @pytest.fixture
@@ -53,11 +53,11 @@ async def traced(
         yield client
 
 
-def below(spans: tuple[ReadableSpan, ...], parent: ReadableSpan) -> list[ReadableSpan]:
+def children_of(spans: tuple[ReadableSpan, ...], parent: ReadableSpan) -> list[ReadableSpan]:
     """A span's children as they began."""
-    mine = parent.context.span_id if parent.context else None
-    found = [span for span in spans if span.parent and span.parent.span_id == mine]
-    return sorted(found, key=lambda span: span.start_time or 0)
+    parent_id = parent.context.span_id if parent.context else None
+    children = [span for span in spans if span.parent and span.parent.span_id == parent_id]
+    return sorted(children, key=lambda span: span.start_time or 0)
 
 
 WORK = ["decide", "expand", "score"]
@@ -77,7 +77,7 @@ async def test_a_request_holds_a_search_and_its_rounds(
     traced: httpx2.AsyncClient, exporter: InMemorySpanExporter
 ) -> None:
     """Request, search, rounds; in a round what ETS does, in its order and inside its time."""
-    done = (await traced.post(CHAT, json=SEARCH, headers={"traceparent": CALLER})).json()
+    completion = (await traced.post(CHAT, json=SEARCH, headers={"traceparent": CALLER})).json()
     spans = exporter.get_finished_spans()
     [request] = [span for span in spans if span.name == f"POST {CHAT}"]
     assert request.parent is not None
@@ -85,43 +85,43 @@ async def test_a_request_holds_a_search_and_its_rounds(
     attributes = request.attributes or {}
     assert attributes["http.response.status_code"] == 200
     assert attributes["hedgerow.request_id"]
-    [search] = below(spans, request)
-    rounds = below(spans, search)
+    [search] = children_of(spans, request)
+    rounds = children_of(spans, search)
     assert set(names(rounds)) == {"round"}
-    grown = [span for span in rounds if "hedgerow.round" in (span.attributes or {})]
-    assert len(grown) == done["search"]["stats"]["rounds"] > 1
+    full_rounds = [span for span in rounds if "hedgerow.round" in (span.attributes or {})]
+    assert len(full_rounds) == completion["search"]["stats"]["rounds"] > 1
     for span in rounds:
-        inside = below(spans, span)
+        inside = children_of(spans, span)
         assert names(inside) in ROUNDS
         for child in inside:
             assert (span.start_time or 0) <= (child.start_time or 0)
             assert (child.end_time or 0) <= (span.end_time or 0)
-    told = [names(below(spans, span)) for span in grown]
-    assert any(inside[0] == "embed" for inside in told), "before it has ever compared steps"
-    assert any(inside[-1] == "embed" for inside in told), "beside the scores"
+    orders = [names(children_of(spans, span)) for span in full_rounds]
+    assert any(inside[0] == "embed" for inside in orders), "before it has ever compared steps"
+    assert any(inside[-1] == "embed" for inside in orders), "beside the scores"
 
 
 async def test_attributes_follow_the_genai_conventions(
     traced: httpx2.AsyncClient, exporter: InMemorySpanExporter
 ) -> None:
     """Names are the conventions' or ours; the counts are the response's; no text is sent."""
-    done = (await traced.post(CHAT, json=SEARCH)).json()
-    plain = (await traced.post(CHAT, json=SEARCH | {"search": None, "max_tokens": 5})).json()
+    search_reply = (await traced.post(CHAT, json=SEARCH)).json()
+    plain_reply = (await traced.post(CHAT, json=SEARCH | {"search": None, "max_tokens": 5})).json()
     spans = exporter.get_finished_spans()
     for span in spans:
         for name, value in (span.attributes or {}).items():
-            assert name in KNOWN or name.startswith(("hedgerow.", "http."))
+            assert name in GENAI or name.startswith(("hedgerow.", "http."))
             assert "What is it?" not in str(value)
-    searched, drawn = (span.attributes or {} for span in spans if span.name == "chat sprig")
-    for attributes, reply in ((searched, done), (drawn, plain)):
+    search, plain_draw = (span.attributes or {} for span in spans if span.name == "chat sprig")
+    for attributes, reply in ((search, search_reply), (plain_draw, plain_reply)):
         assert attributes["gen_ai.operation.name"] == "chat"
         assert attributes["gen_ai.request.model"] == "sprig"
         assert attributes["gen_ai.request.seed"] == 1
         assert attributes["gen_ai.usage.input_tokens"] == reply["usage"]["prompt_tokens"]
         assert attributes["gen_ai.usage.output_tokens"] == reply["usage"]["completion_tokens"]
-    assert searched["hedgerow.search.policy"] == "ets"
-    assert searched["hedgerow.search.tree_digest"] == done["search"]["tree_digest"]
-    assert searched["gen_ai.response.finish_reasons"] == (done["search"]["stop_reason"],)
+    assert search["hedgerow.search.policy"] == "ets"
+    assert search["hedgerow.search.tree_digest"] == search_reply["search"]["tree_digest"]
+    assert search["gen_ai.response.finish_reasons"] == (search_reply["search"]["stop_reason"],)
 
 
 async def test_scores_have_spans_of_their_own(
@@ -132,10 +132,10 @@ async def test_scores_have_spans_of_their_own(
     (await traced.post("/v1/score", json=body)).raise_for_status()
     spans = exporter.get_finished_spans()
     [request] = [span for span in spans if span.name == "POST /v1/score"]
-    [scored] = below(spans, request)
-    assert scored.name == "score sprig"
-    assert (scored.attributes or {})["hedgerow.replies"] == 1
-    calls = below(spans, scored)
+    [score_span] = children_of(spans, request)
+    assert score_span.name == "score sprig"
+    assert (score_span.attributes or {})["hedgerow.replies"] == 1
+    calls = children_of(spans, score_span)
     assert names(calls) == ["score", "score"]
     assert [(call.attributes or {})["hedgerow.trajectories"] for call in calls] == [1, 1]
     assert not any("What is it?" in str(span.attributes) for span in spans)
@@ -170,7 +170,7 @@ async def test_what_the_engine_gave_up_meanwhile_hangs_below_expand(
     spans = exporter.get_finished_spans()
     expands = [span for span in spans if span.name == "expand"]
     for span in expands:
-        evict, rehydrate = sorted(below(spans, span), key=lambda span: span.name)
+        evict, rehydrate = sorted(children_of(spans, span), key=lambda span: span.name)
         assert (evict.name, rehydrate.name) == ("evict", "rehydrate")
         assert (evict.attributes or {})["hedgerow.kv.tokens"] == 5
         assert (rehydrate.attributes or {})["hedgerow.kv.tokens"] == 2
@@ -189,12 +189,12 @@ async def test_what_became_of_the_kv_is_heard_through_the_spans(
         return KvMoved(held=50, capacity=100, cached={1: 0})
 
     monkeypatch.setattr(engine, "kv_moved", kv_moved, raising=False)
-    streamed = await traced.post("/v1/search", json=STREAM)
-    assert "event: evicted" in streamed.text
+    answer = await traced.post("/v1/search", json=STREAM)
+    assert "event: evicted" in answer.text
     spans = exporter.get_finished_spans()
-    told = [event for span in spans if span.name == "round" for event in span.events]
-    assert {event.name for event in told} == {"evicted"}
-    assert (told[0].attributes or {})["hedgerow.node"] == 1
+    events = [event for span in spans if span.name == "round" for event in span.events]
+    assert {event.name for event in events} == {"evicted"}
+    assert (events[0].attributes or {})["hedgerow.node"] == 1
 
 
 async def test_a_failed_search_is_an_error_and_probes_are_not_traced(
@@ -207,16 +207,16 @@ async def test_a_failed_search_is_an_error_and_probes_are_not_traced(
     assert exporter.get_finished_spans() == ()
     assert (await traced.post(CHAT, json=SEARCH)).status_code == 503
     spans = exporter.get_finished_spans()
-    failed = Counter(span.name for span in spans if not span.status.is_ok)
-    assert failed >= Counter(["chat sprig", f"POST {CHAT}", "expand"])
+    failed_names = Counter(span.name for span in spans if not span.status.is_ok)
+    assert failed_names >= Counter(["chat sprig", f"POST {CHAT}", "expand"])
 
 
 class Collector:
     """An OTLP collector over HTTP that keeps what it is sent."""
 
     def __init__(self) -> None:
-        got: Queue[ExportTraceServiceRequest] = Queue()
-        self.got = got
+        requests: Queue[ExportTraceServiceRequest] = Queue()
+        self.requests = requests
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
@@ -224,7 +224,7 @@ class Collector:
                 body = self.rfile.read(int(self.headers["content-length"]))
                 if self.headers.get("content-encoding") == "gzip":
                     raise AssertionError("sent plain unless asked")
-                got.put(ExportTraceServiceRequest.FromString(body))
+                requests.put(ExportTraceServiceRequest.FromString(body))
                 self.send_response(200)
                 self.end_headers()
 
@@ -254,11 +254,11 @@ async def test_spans_are_sent_by_otlp(collector: Collector, engine: ScriptedEngi
     async with client_over(app) as client:
         await client.post(CHAT, json=SEARCH)
     await traces.close()
-    [resource] = collector.got.get(timeout=30).resource_spans
-    about = {item.key: item.value.string_value for item in resource.resource.attributes}
-    assert about["service.name"] == "hedgerow"
-    sent = {span.name for scope in resource.scope_spans for span in scope.spans}
-    assert sent == {f"POST {CHAT}", "chat sprig", "round", "decide", "expand", "score", "embed"}
+    [resource] = collector.requests.get(timeout=30).resource_spans
+    attributes = {item.key: item.value.string_value for item in resource.resource.attributes}
+    assert attributes["service.name"] == "hedgerow"
+    kinds = {span.name for scope in resource.scope_spans for span in scope.spans}
+    assert kinds == {f"POST {CHAT}", "chat sprig", "round", "decide", "expand", "score", "embed"}
 
 
 def test_without_an_endpoint_there_are_none() -> None:
@@ -279,5 +279,5 @@ def test_a_large_trees_events_are_all_told(exporter: InMemorySpanExporter) -> No
     with traces.tracer.start_as_current_span("round") as span:
         for node in range(1000):
             span.add_event("evicted", {"hedgerow.node": node})
-    [told] = exporter.get_finished_spans()
-    assert (len(told.events), told.dropped_events) == (1000, 0)
+    [round_span] = exporter.get_finished_spans()
+    assert (len(round_span.events), round_span.dropped_events) == (1000, 0)

@@ -28,20 +28,20 @@ async def test_a_full_disk_costs_no_answer(caplog: pytest.LogCaptureFixture) -> 
     with TreeLog(Path("/dev/full")) as trees:
         service = create_service(Settings(), ScriptedEngine(), PlainText(), trees=trees)
         async with client_over(create_app(service)) as http:
-            done = await http.post("/v1/search", json=SEARCH)
-            assert done.status_code == 200
+            plain = await http.post("/v1/search", json=SEARCH)
+            assert plain.status_code == 200
             stream = await http.post("/v1/search", json=SEARCH | {"stream": True})
             assert "event: done" in stream.text
             assert (await http.post("/v1/chat/completions", json=CHAT)).status_code == 200
             continuation = await http.post("/v1/search", json=SEARCH | {"background": True})
             events = await http.get(f"/v1/search/{continuation.json()['id']}/events")
             assert "event: done" in events.text
-            for answer in done, continuation:
-                kept = await http.get(f"/v1/search/{answer.json()['id']}")
-                assert kept.json()["status"] == "done"
+            for answer in plain, continuation:
+                document = await http.get(f"/v1/search/{answer.json()['id']}")
+                assert document.json()["status"] == "done"
     assert service.metrics.registry.get_sample_value("hedgerow_unwritten_trees_total") == 4
-    said = [r for r in caplog.records if r.name == "hedgerow.trees" and r.levelno == logging.ERROR]
-    assert len(said) == 1
+    logs = [r for r in caplog.records if r.name == "hedgerow.trees" and r.levelno == logging.ERROR]
+    assert len(logs) == 1
 
 
 async def test_a_pipe_that_nobody_reads_holds_no_answer_up(tmp_path: Path) -> None:
@@ -50,18 +50,18 @@ async def test_a_pipe_that_nobody_reads_holds_no_answer_up(tmp_path: Path) -> No
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     reader = os.open(pipe, os.O_RDWR)
-    lost: list[int] = []
+    lost_numbers: list[int] = []
     with TreeLog(pipe) as trees:
         for number in range(3):
             document = {"tree": number, "more": "x" * 100_000}
-            await trees.write_beside(document, lambda number=number: lost.append(number))
+            await trees.write_beside(document, lambda number=number: lost_numbers.append(number))
         large = {"tree": 3, "more": "x" * MOST_WAITING}
-        await trees.write_beside(large, lambda: lost.append(3))
-        assert lost == [3]
-        read = b""
-        while read.count(b"\n") < 3:
-            read += await asyncio.to_thread(os.read, reader, 1 << 16)
-    assert [json.loads(line)["tree"] for line in read.splitlines()] == [0, 1, 2]
+        await trees.write_beside(large, lambda: lost_numbers.append(3))
+        assert lost_numbers == [3]
+        content = b""
+        while content.count(b"\n") < 3:
+            content += await asyncio.to_thread(os.read, reader, 1 << 16)
+    assert [json.loads(line)["tree"] for line in content.splitlines()] == [0, 1, 2]
     os.close(reader)
 
 
@@ -72,14 +72,14 @@ class Disk:
 
     def __init__(self, room: int) -> None:
         self.room = room
-        self.held = b""
+        self.bytes = b""
 
     def write(self, data: Any) -> int:
         """As a file without a buffer: what fits."""
         if not self.room:
             raise OSError(28, "No space left on device")
         fitting = bytes(data[: self.room])
-        self.held += fitting
+        self.bytes += fitting
         self.room -= len(fitting)
         return len(fitting)
 
@@ -93,5 +93,5 @@ def test_half_a_line_garbles_no_other() -> None:
     disk.room = 999
     assert trees.write({"tree": 1})
     assert trees.write({"tree": 2})
-    assert disk.held.count(b"\n") == 3
-    assert [json.loads(line) for line in disk.held.splitlines()[1:]] == [{"tree": 1}, {"tree": 2}]
+    assert disk.bytes.count(b"\n") == 3
+    assert [json.loads(line) for line in disk.bytes.splitlines()[1:]] == [{"tree": 1}, {"tree": 2}]

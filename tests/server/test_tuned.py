@@ -26,7 +26,7 @@ SEARCH = st.builds(
     soft_start=st.none() | st.booleans(),
     consensus=st.none() | st.just("certain"),
 )
-ONE = st.builds(
+TUNED = st.builds(
     TunedSearch,
     search=SEARCH.map(lambda spec: spec.model_dump(exclude_unset=True)),
     accuracy=st.none() | SHARE,
@@ -39,8 +39,8 @@ WHOLE = st.builds(
     date=st.none() | st.dates(),
     data=st.none() | NAME,
     policy_model=st.none() | NAME,
-    auto=st.none() | ONE,
-    reasoning_effort=st.dictionaries(st.sampled_from(["low", "medium", "high", "xhigh"]), ONE),
+    auto=st.none() | TUNED,
+    reasoning_effort=st.dictionaries(st.sampled_from(["low", "medium", "high", "xhigh"]), TUNED),
 )
 
 
@@ -48,11 +48,11 @@ WHOLE = st.builds(
 def test_what_is_written_is_read(tuned: TunedSearches) -> None:
     """Whatever the names hold, and with the fields alone that were set."""
     tables = tomllib.loads(tuned_toml(tuned))
-    again = TunedSearches.model_validate(tables)
-    assert again == tuned
+    reread = TunedSearches.model_validate(tables)
+    assert reread == tuned
     if tuned.auto is not None:
-        assert again.auto is not None
-        assert again.auto.fields == tuned.auto.fields
+        assert reread.auto is not None
+        assert reread.auto.fields == tuned.auto.fields
 
 
 def test_a_file_by_hand(tmp_path: Path) -> None:
@@ -101,9 +101,9 @@ def test_a_bad_file_is_refused_by_field(tmp_path: Path, text: str, message: str)
     """At start, with the setting's name, the field, its value and what is allowed."""
     path = tmp_path / "tuned.toml"
     path.write_text(text)
-    with pytest.raises(SettingsError) as refused:
+    with pytest.raises(SettingsError) as error:
         load_settings({"HEDGEROW_TUNED": str(path)})
-    assert str(refused.value).startswith(f"HEDGEROW_TUNED = '{path}': {message}")
+    assert str(error.value).startswith(f"HEDGEROW_TUNED = '{path}': {message}")
 
 
 def test_the_setting() -> None:
@@ -119,5 +119,5 @@ def test_models_that_differ() -> None:
     models: dict[str, Any] = {"policy_model": "a", "reward_model": None, "verifier": None}
     assert TunedSearches(policy_model="a").others_than(models) == []
     assert TunedSearches().others_than(models) == []
-    other = TunedSearches(policy_model="a", reward_model="b")
-    assert other.others_than(models) == ["reward_model: None, not b"]
+    other_models = TunedSearches(policy_model="a", reward_model="b")
+    assert other_models.others_than(models) == ["reward_model: None, not b"]

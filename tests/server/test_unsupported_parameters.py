@@ -15,7 +15,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/completions": {"model": "sprig", "prompt": "a", "max_tokens": 4, "seed": 1},
 }
 TABLES = [("/v1/chat/completions", CHAT), ("/v1/completions", TEXT)]
-ASKED: dict[str, Any] = {
+VALUES: dict[str, Any] = {
     "min_new_tokens": 3,
     "guided_json": {"type": "object"},
     "priority": 1,
@@ -34,9 +34,9 @@ async def test_what_is_not_honoured_is_refused_by_name(
     """And the reply to its neutral values is the one without it."""
     plain = (await http.post(path, json=BODIES[path])).json()["choices"]
     for name, neutral in table.items():
-        asked = await http.post(path, json=BODIES[path] | {name: ASKED.get(name, "word")})
-        assert asked.status_code == 400, name
-        error = asked.json()["error"]
+        refusal = await http.post(path, json=BODIES[path] | {name: VALUES.get(name, "word")})
+        assert refusal.status_code == 400, name
+        error = refusal.json()["error"]
         assert (error["param"], error["code"]) == (name, "unsupported_parameter")
         for value in neutral:
             answer = await http.post(path, json=BODIES[path] | {name: value})
@@ -46,7 +46,7 @@ async def test_what_is_not_honoured_is_refused_by_name(
 
 async def test_what_load_generators_and_clients_send_is_taken(http: httpx2.AsyncClient) -> None:
     """``ignore_eos``, ``stop: null`` and fields that nobody knows."""
-    sent = {
+    fields = {
         "ignore_eos": True,
         "stop": None,
         "user": "u",
@@ -57,7 +57,7 @@ async def test_what_load_generators_and_clients_send_is_taken(http: httpx2.Async
         "nobody_knows": 1,
     }
     for path, body in BODIES.items():
-        assert (await http.post(path, json=body | sent)).status_code == 200
+        assert (await http.post(path, json=body | fields)).status_code == 200
 
 
 def test_true_is_no_one() -> None:

@@ -43,14 +43,14 @@ def engine() -> VerifiedEngine:
 
 async def test_one_searchs_failure_is_its_own(http: httpx2.AsyncClient) -> None:
     """It has a code of its own and is counted; others are answered as before."""
-    asked = {"model": "sprig", "search": SEARCH}
-    well = await http.post("/v1/chat/completions", json=asked | {"messages": question("well")})
-    failed = await http.post("/v1/chat/completions", json=asked | {"messages": question("fail")})
-    again = await http.post("/v1/chat/completions", json=asked | {"messages": question("well")})
-    assert (failed.status_code, failed.json()["error"]["code"]) == (500, "verifier_failed")
-    assert failed.json()["error"]["message"] == "the verifier raised LookupError"
-    assert failed.headers["x-should-retry"] == "false"
-    assert again.json()["search"]["tree_digest"] == well.json()["search"]["tree_digest"]
+    body = {"model": "sprig", "search": SEARCH}
+    first = await http.post("/v1/chat/completions", json=body | {"messages": question("well")})
+    failure = await http.post("/v1/chat/completions", json=body | {"messages": question("fail")})
+    second = await http.post("/v1/chat/completions", json=body | {"messages": question("well")})
+    assert (failure.status_code, failure.json()["error"]["code"]) == (500, "verifier_failed")
+    assert failure.json()["error"]["message"] == "the verifier raised LookupError"
+    assert failure.headers["x-should-retry"] == "false"
+    assert second.json()["search"]["tree_digest"] == first.json()["search"]["tree_digest"]
     metrics = (await http.get("/metrics")).text
     assert 'hedgerow_verifier_failures_total{served="sprig"} 1.0' in metrics
     assert "hedgerow_verifier_calls_total" in metrics
@@ -60,9 +60,9 @@ async def test_one_searchs_failure_is_its_own(http: httpx2.AsyncClient) -> None:
 async def test_steps_that_a_client_has_are_its_to_judge_too(http: httpx2.AsyncClient) -> None:
     """By it alone, where there is no reward model; its failure is that request's error."""
     body = {"question": "well", "steps": ["a", "b"]}
-    scored = (await http.post("/v1/score", json=body)).raise_for_status().json()
-    assert scored["data"][0]["rewards"] == [0.5, 0.5]
-    assert scored["reproducible"] == "no"
+    response = (await http.post("/v1/score", json=body)).raise_for_status().json()
+    assert response["data"][0]["rewards"] == [0.5, 0.5]
+    assert response["reproducible"] == "no"
     error = await refusal(http, "/v1/score", body | {"question": "fail"}, 500)
     assert error["code"] == "verifier_failed"
 
@@ -85,16 +85,16 @@ async def test_no_request_names_one(http: httpx2.AsyncClient) -> None:
 @pytest.mark.parametrize("name", ["os.system", "system", ":x", "a:", "ftp://x", "a b:c"])
 def test_a_name_that_is_none_is_refused(name: str) -> None:
     """Before anything starts, with what is allowed."""
-    allowed = r"arithmetic, a Python module:function or an http\(s\) URL is needed"
-    with pytest.raises(SettingsError, match=f"^HEDGEROW_VERIFIER = '{name}': {allowed}$"):
+    message = r"arithmetic, a Python module:function or an http\(s\) URL is needed"
+    with pytest.raises(SettingsError, match=f"^HEDGEROW_VERIFIER = '{name}': {message}$"):
         load_settings({"HEDGEROW_VERIFIER": name})
 
 
 def test_alone_where_there_is_no_reward_model() -> None:
     """Else it is a factor."""
-    named = {"HEDGEROW_VERIFIER": "arithmetic"}
-    assert not verified_alone(load_settings(named))
-    assert verified_alone(load_settings(named | {"HEDGEROW_REWARD_MODEL": "none"}))
-    judged = named | {"HEDGEROW_REWARD_MODEL": "none", "HEDGEROW_REWARD_FORMAT": "generative"}
-    assert not verified_alone(load_settings(judged))
+    environ = {"HEDGEROW_VERIFIER": "arithmetic"}
+    assert not verified_alone(load_settings(environ))
+    assert verified_alone(load_settings(environ | {"HEDGEROW_REWARD_MODEL": "none"}))
+    generative = environ | {"HEDGEROW_REWARD_MODEL": "none", "HEDGEROW_REWARD_FORMAT": "generative"}
+    assert not verified_alone(load_settings(generative))
     assert VerifierOptions("x", key="s3cret").key not in repr(VerifierOptions("x", key="s3cret"))

@@ -38,11 +38,11 @@ FORMAT = {
 
 def say(branch: Branch) -> str:
     """Babbles, and after the mark writes the answer that it came to, the rest of it at a time."""
-    before, mark, written = decode(branch.tokens).partition(MARK)
+    before, mark, content = decode(branch.tokens).partition(MARK)
     if not mark:
         return babble(branch)
     whole = f'{{"answer": {before.rpartition("answer is ")[2].strip()[0]}}}'
-    return whole[len(written) :]
+    return whole[len(content) :]
 
 
 @pytest.fixture
@@ -51,14 +51,14 @@ def engine() -> ScriptedEngine:
     return ScriptedEngine(grammar=True, say=say)
 
 
-def body(**more: Any) -> dict[str, Any]:
+def body(**fields: Any) -> dict[str, Any]:
     """A searched chat."""
-    return {"model": "sprig", "messages": question(), "search": SEARCH, "max_tokens": 90} | more
+    return {"model": "sprig", "messages": question(), "search": SEARCH, "max_tokens": 90} | fields
 
 
-async def answered(http: httpx2.AsyncClient, **more: Any) -> dict[str, Any]:
+async def answer_to(http: httpx2.AsyncClient, **fields: Any) -> dict[str, Any]:
     """The answer, which is no error."""
-    answer = await http.post(PATHS[0], json=body(**more))
+    answer = await http.post(PATHS[0], json=body(**fields))
     assert answer.status_code == 200, answer.text
     return answer.json()
 
@@ -71,10 +71,10 @@ async def test_the_tree_reasons_and_the_reply_is_written(
 ) -> None:
     """The chosen trajectory is the reasoning, the JSON the content; tree, vote and answer are
     those without a schema; what was written is counted, and follows on the trajectory's own ids."""
-    free = await answered(http)
+    free = await answer_to(http)
     assert {sampling.grammar for sampling in engine.samplings} == {None}
     engine.expanded.clear()
-    typed = await answered(http, response_format=FORMAT)
+    typed = await answer_to(http, response_format=FORMAT)
     [plain], [choice] = free["choices"], typed["choices"]
     message = choice["message"]
     assert message["reasoning_content"] == plain["message"]["content"]
@@ -83,56 +83,56 @@ async def test_the_tree_reasons_and_the_reply_is_written(
     for name in ("tree_digest", "answer", "votes", "stop_reason"):
         assert typed["search"][name] == free["search"][name]
     tokens = len(message["content"]) + 1  # and the end token
-    spent = free["usage"]["completion_tokens"]
-    assert typed["usage"]["completion_tokens"] == spent + tokens
-    assert typed["usage"]["completion_tokens_details"] == {"reasoning_tokens": spent}
-    asked = f"user: What is it?\n{plain['message']['content']}\n\n{MARK}"
+    search_tokens = free["usage"]["completion_tokens"]
+    assert typed["usage"]["completion_tokens"] == search_tokens + tokens
+    assert typed["usage"]["completion_tokens_details"] == {"reasoning_tokens": search_tokens}
+    prompt = f"user: What is it?\n{plain['message']['content']}\n\n{MARK}"
     [[first], *_] = [r for r in engine.expanded if MARK in decode(r[0].tokens)]
-    assert decode(first.tokens) == asked
-    last = engine.samplings[-1]
-    assert json.loads(last.grammar or "") == FORMAT["json_schema"]["schema"]  # type: ignore[index]
-    assert (last.prompt_tokens, last.temperature) == (len(asked), 0.0)
+    assert decode(first.tokens) == prompt
+    last_sampling = engine.samplings[-1]
+    assert json.loads(last_sampling.grammar or "") == FORMAT["json_schema"]["schema"]  # type: ignore[index]
+    assert (last_sampling.prompt_tokens, last_sampling.temperature) == (len(prompt), 0.0)
     assert not engine.live
 
 
-@pytest.mark.parametrize("told", [False, True])
+@pytest.mark.parametrize("with_rounds", [False, True])
 async def test_a_stream_tells_the_same(
-    http: httpx2.AsyncClient, openai: AsyncOpenAI, told: bool
+    http: httpx2.AsyncClient, openai: AsyncOpenAI, with_rounds: bool
 ) -> None:
     """Reasoning first, then the JSON, and nothing of a thought after it began; the reasoning is the
     rounds, where these are asked for, and the trajectory."""
-    whole = await answered(http, response_format=FORMAT, include_reasoning=told)
+    whole = await answer_to(http, response_format=FORMAT, include_reasoning=with_rounds)
     message = whole["choices"][0]["message"]
-    asked: Any = {"search": SEARCH, "response_format": FORMAT, "include_reasoning": told}
-    found = await chunks(openai, **asked, stream_options={"include_usage": True})
-    deltas = [chunk.choices[0].delta for chunk in found if chunk.choices]
+    fields: Any = {"search": SEARCH, "response_format": FORMAT, "include_reasoning": with_rounds}
+    stream = await chunks(openai, **fields, stream_options={"include_usage": True})
+    deltas = [chunk.choices[0].delta for chunk in stream if chunk.choices]
     thoughts = [getattr(delta, "reasoning_content", None) or "" for delta in deltas]
     contents = [delta.content or "" for delta in deltas]
     assert "".join(thoughts) == message["reasoning_content"]
     assert "".join(contents) == message["content"]
     kinds = [bool(t) for t, c in zip(thoughts, contents, strict=True) if t or c]
     assert kinds == sorted(kinds, reverse=True)
-    assert ("round 1" in message["reasoning_content"]) == told
-    assert found[-1].usage is not None
-    assert found[-1].usage.model_dump(exclude_none=True) == whole["usage"]
+    assert ("round 1" in message["reasoning_content"]) == with_rounds
+    assert stream[-1].usage is not None
+    assert stream[-1].usage.model_dump(exclude_none=True) == whole["usage"]
 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_each_choice_is_written(openai: AsyncOpenAI, stream: bool) -> None:
     """The best distinct answers, each from its own trajectory."""
-    asked: Any = {"n": 3, "response_format": FORMAT, "search": SEARCH | {"width": 16}}
+    fields: Any = {"n": 3, "response_format": FORMAT, "search": SEARCH | {"width": 16}}
     texts: dict[int, str] = {}
     if stream:
         thoughts: dict[int, str] = {}
-        for chunk in await chunks(openai, **asked):
+        for chunk in await chunks(openai, **fields):
             for choice in chunk.choices:
                 texts[choice.index] = texts.get(choice.index, "") + (choice.delta.content or "")
                 thought = getattr(choice.delta, "reasoning_content", None) or ""
                 thoughts[choice.index] = thoughts.get(choice.index, "") + thought
     else:
-        done: Any = await chat(openai, **asked)
-        texts = {choice.index: choice.message.content for choice in done.choices}
-        thoughts = {choice.index: choice.message.reasoning_content for choice in done.choices}
+        completion: Any = await chat(openai, **fields)
+        texts = {choice.index: choice.message.content for choice in completion.choices}
+        thoughts = {choice.index: choice.message.reasoning_content for choice in completion.choices}
     answers = [Answer.model_validate_json(text).answer for text in texts.values()]
     assert len(set(answers)) == 3
     for index, answer in enumerate(answers):
@@ -141,43 +141,43 @@ async def test_each_choice_is_written(openai: AsyncOpenAI, stream: bool) -> None
 
 async def test_a_response_is_typed(openai: AsyncOpenAI) -> None:
     """A reasoning item, then the message; streamed it is the same."""
-    more = {"search": SEARCH, "seed": 2}
-    done = await openai.responses.parse(
-        model="sprig", input="What is it?", text_format=Answer, extra_body=more
+    extra = {"search": SEARCH, "seed": 2}
+    response = await openai.responses.parse(
+        model="sprig", input="What is it?", text_format=Answer, extra_body=extra
     )
-    reasoning, message = done.output
+    reasoning, message = response.output
     assert (reasoning.type, message.type) == ("reasoning", "message")
-    assert isinstance(done.output_parsed, Answer)
+    assert isinstance(response.output_parsed, Answer)
     async with openai.responses.stream(
-        model="sprig", input="What is it?", text_format=Answer, extra_body=more
+        model="sprig", input="What is it?", text_format=Answer, extra_body=extra
     ) as stream:
         kinds = [event.type async for event in stream]
         final = await stream.get_final_response()
-    assert final.output_parsed == done.output_parsed
+    assert final.output_parsed == response.output_parsed
     assert kinds.index("response.reasoning_text.done") < kinds.index("response.output_text.delta")
     assert final.usage is not None
-    assert final.usage == done.usage
+    assert final.usage == response.usage
 
 
 async def test_a_text_completion_is_the_json_alone(http: httpx2.AsyncClient) -> None:
     """It has no place for reasoning."""
-    sent = {"model": "sprig", "prompt": "a", "search": SEARCH, "guided_json": {"type": "object"}}
-    choice = (await http.post(PATHS[1], json=sent)).json()["choices"][0]
+    request = {"model": "sprig", "prompt": "a", "search": SEARCH, "guided_json": {"type": "object"}}
+    choice = (await http.post(PATHS[1], json=request)).json()["choices"][0]
     assert set(json.loads(choice["text"])) == {"answer"}
 
 
 async def test_the_trees_budget_holds_for_both(http: httpx2.AsyncClient) -> None:
     """What the tree has left is what may be written: the beginning of it, or nothing."""
-    free = await answered(http)
-    spent = free["usage"]["completion_tokens"]
-    for left in (0, 5):
-        search = SEARCH | {"max_tokens": spent + left}
-        typed = await answered(http, search=search, response_format=FORMAT)
+    free = await answer_to(http)
+    search_tokens = free["usage"]["completion_tokens"]
+    for remaining in (0, 5):
+        search = SEARCH | {"max_tokens": search_tokens + remaining}
+        typed = await answer_to(http, search=search, response_format=FORMAT)
         [choice] = typed["choices"]
         assert choice["finish_reason"] == "length"
-        assert choice["message"]["content"] == '{"answer": 1}'[:left]
+        assert choice["message"]["content"] == '{"answer": 1}'[:remaining]
         assert choice["message"]["reasoning_content"]
-        assert typed["usage"]["completion_tokens"] == spent + left
+        assert typed["usage"]["completion_tokens"] == search_tokens + remaining
         assert typed["search"]["tree_digest"] == free["search"]["tree_digest"]
 
 
@@ -188,12 +188,12 @@ async def test_an_open_thought_is_closed_first(
     engine.say = lambda branch: (
         "{}" if MARK in decode(branch.tokens) else "<think>Hm. The answer is 3."
     )
-    typed = await answered(http, response_format={"type": "json_object"})
+    typed = await answer_to(http, response_format={"type": "json_object"})
     message = typed["choices"][0]["message"]
     assert message["reasoning_content"] == "Hm. The answer is 3."
     assert message["content"] == "{}"
-    last = decode(engine.expanded[-1][0].tokens)
-    assert last.endswith(f"<think>Hm. The answer is 3.\n</think>\n\n{MARK}")
+    prompt = decode(engine.expanded[-1][0].tokens)
+    assert prompt.endswith(f"<think>Hm. The answer is 3.\n</think>\n\n{MARK}")
 
 
 class SlowWriter(ScriptedEngine):
@@ -216,13 +216,13 @@ async def test_a_client_that_leaves_while_it_is_written(stream: bool) -> None:
     app = create_app(create_service(Settings(), engine, PlainText()))  # type: ignore[arg-type]
     call = Call(app, PATHS[0], body(response_format=FORMAT, stream=stream))
     await engine.waiting.wait()
-    call.left.set()
+    call.disconnect.set()
     await call.task
     service = app.state.service
     await service.runner.close()
     assert not engine.live
     assert not service.runner.under_way
-    [account] = [one for one in service.quotas.all() if one["requests"]]
+    [account] = [row for row in service.quotas.all() if row["requests"]]
     assert (account["requests"], account["searches"]) == (1, 1)
 
 
@@ -230,8 +230,8 @@ async def test_a_deadline_ends_the_writing_too() -> None:
     """A part of the time is left for it; when that is over too, nothing was written."""
     engine = SlowWriter(grammar=True)
     app = create_app(create_service(Settings(), engine, PlainText()))  # type: ignore[arg-type]
-    asked = body(response_format=FORMAT, search=SEARCH | {"deadline_ms": 200})
+    request = body(response_format=FORMAT, search=SEARCH | {"deadline_ms": 200})
     async with client_over(app) as http:
-        error = await refusal(http, PATHS[0], asked, 504)
+        error = await refusal(http, PATHS[0], request, 504)
     assert error["code"] == "deadline_exceeded"
     assert not engine.live
