@@ -1,4 +1,4 @@
-"""How launched SGLang servers share a GPU: by what their models take and what is asked."""
+"""How launched SGLang servers share a GPU: by what their models need and by the settings."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ LARGE = Gpu("a GPU", 312, 2039, 80)
 
 @pytest.fixture
 def pair(tmp_path: Path) -> dict[str, Any]:
-    """Settings of a 1.5B policy and a 7B reward model, whose head is beside an embedding."""
+    """Settings of a 1.5B policy and a 7B reward model, which has an embedding beside its head."""
     config = QWEN_7B | {"architectures": ["Qwen2ForProcessRewardModel"]}
     return {
         "policy_model": checkpoint(tmp_path / "policy", **QWEN_1B),
@@ -77,7 +77,7 @@ def test_both_models_and_their_passes_fit_one_gpu(pair: dict[str, Any]) -> None:
 def test_what_is_planned_is_checked_and_launched(
     pair: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of one GPU ``hedgerow plan``, ``hedgerow check`` and a start say the same."""
+    """``hedgerow plan``, ``hedgerow check`` and a start give one GPU the same shares."""
     monkeypatch.setattr(
         machine, "cuda_devices", lambda: (CudaDevice("NVIDIA H100 PCIe", 81559 << 20),)
     )
@@ -95,7 +95,7 @@ def test_what_is_planned_is_checked_and_launched(
 
 
 def test_shares_are_as_set_or_all_of_a_gpu_of_ones_own(pair: dict[str, Any]) -> None:
-    """One server, or a second GPU: what passes leave."""
+    """Shares that are set are kept; a server alone on a GPU gets all but the passes' share."""
     fixed = load_settings({}, **pair, launch_memory="0.5,0.4")
     assert shares(fixed) == (0.5, 0.4)
     alone = 1 - PASSES_SHARE
@@ -108,7 +108,7 @@ def test_shares_are_as_set_or_all_of_a_gpu_of_ones_own(pair: dict[str, Any]) -> 
 
 
 def test_where_sizes_are_not_known_the_shares_are_fixed(pair: dict[str, Any]) -> None:
-    """On a CPU, over several machines, for a model of experts."""
+    """On a CPU, over several machines, and for a mixture of experts."""
     settings = load_settings({}, **pair)
     assert launch_shares(settings, "cpu", settings.reward_model, None) == DEFAULT_SHARES
     wide = load_settings({}, **pair, policy_args="--nnodes 2 --tp-size 16")
@@ -118,8 +118,8 @@ def test_where_sizes_are_not_known_the_shares_are_fixed(pair: dict[str, Any]) ->
 
 
 def test_a_model_that_is_spread_takes_less_of_each_gpu(pair: dict[str, Any]) -> None:
-    """Two halves of both on two GPUs: weights and keys are divided, so that more fit; copies hold
-    all of it each, and have their part of the sequences."""
+    """Halves of both models on two GPUs divide weights and keys, so more fits; copies hold all
+    weights each, and a part of the sequences."""
     settings = load_settings({}, **pair)
     halves = load_settings({}, **pair, policy_args="--tp-size 2", reward_args="--tp-size 2")
     copies = load_settings({}, **pair, policy_args="--dp-size 2", reward_args="--dp-size 2")
@@ -138,7 +138,7 @@ def test_a_model_that_is_spread_takes_less_of_each_gpu(pair: dict[str, Any]) -> 
 
 
 def test_gpus_are_taken_from_a_servers_arguments() -> None:
-    """Names and abbreviations as SGLang's parser takes them; what is no number is left to it."""
+    """Names and abbreviations are read as SGLang's parser does; bad numbers are left to it."""
     assert Spread.of("--tp 4 --pipeline-parallel-size=2 --base-gpu 1") == Spread(4, 2, 1, 1)
     assert Spread.of("--dp-size 2 --tp-size 4 --enable-dp-attention") == Spread(4)
     assert Spread.of("--tp-size many") is None
@@ -149,7 +149,7 @@ def test_gpus_are_taken_from_a_servers_arguments() -> None:
 
 
 def test_more_parts_than_heads_of_keys_hold_one_each() -> None:
-    """As SGLang has it: heads are repeated then."""
+    """SGLang repeats heads then, so each part holds one."""
     config = ModelConfig.from_checkpoint(SPRIG_FOLDER / "policy")
     whole, spread = Placed.of(config), Placed.of(config, Spread(64))
     assert spread.costs.kv_bytes == whole.costs.kv_bytes / config.kv_heads
@@ -171,7 +171,7 @@ def test_more_parts_than_heads_of_keys_hold_one_each() -> None:
 def test_a_gpu_is_known_by_its_drivers_name(
     driver_name: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its peaks by its row, its memory as told; of an unknown one an A100's peaks."""
+    """Peaks are its row's, memory the driver's; an unknown GPU gets an A100's peaks."""
     monkeypatch.setattr(machine, "cuda_devices", lambda: (CudaDevice(driver_name, 8 * 10**9),))
     gpu = local_gpu()
     assert gpu == Gpu(driver_name, GPUS[name].teraflops, GPUS[name].bandwidth, 8.0)
@@ -180,7 +180,7 @@ def test_a_gpu_is_known_by_its_drivers_name(
 def test_what_does_not_fit_is_said_before_anything_starts(
     pair: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the sizes, and what may be done; of the GPU that is asked about, not of the one here."""
+    """The error has the sizes and remedies; ``check`` is about the GPU that it is asked for."""
     monkeypatch.setattr(machine, "cuda_devices", lambda: (CudaDevice("small", 16 * 10**9),))
     settings = load_settings({}, **pair, reward_format="qwen2.5-math-prm")
     with pytest.raises(SettingsError) as error:

@@ -31,16 +31,16 @@ WIDE = {
 
 
 def in_flight(http: httpx2.Client) -> bool:
-    """Whether a search has begun."""
+    """Return whether a search is under way."""
     return 'hedgerow_searches_in_flight{policy="rebase"} 1.0' in http.get("/metrics").text
 
 
 @pytest.mark.promise("The first signal drains, nobody is left without an end")
 @pytest.mark.slow
 def test_the_first_signal_drains() -> None:
-    """What runs is finished, what comes is told to go elsewhere, readiness is red, health is not;
-    then the server leaves with status 0. Its log is JSON, every line of a request with its id, and
-    holds no prompt."""
+    """Running requests finish, new ones are told to go elsewhere, readiness turns red, health does
+    not; then the server exits with status 0. Its log is JSON, every line of a request has its id,
+    and none holds the prompt."""
     server = Server(log_format="json", drain_seconds="120")
     with httpx2.Client(base_url=server.url, timeout=120) as http:
         name = {"x-request-id": "the-wide-one"}
@@ -70,8 +70,8 @@ def test_the_first_signal_drains() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("twice", [True, False])
 def test_nobody_is_left_without_an_end(twice: bool) -> None:
-    """A second signal ends the server at once, and its engine with it. Where a drain takes too
-    long, the stream ends with an error event and a cut body."""
+    """A second signal ends the server and its engine at once. Where a drain takes too long, the
+    stream ends with an error event and a cut body."""
     server = Server(drain_seconds="120" if twice else "1")
     children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text()
     blocks = {"role": "user", "content": "Blocks c d a b. Reach b d c a in 10 moves."}
@@ -109,7 +109,7 @@ def _until_draining(url: str) -> None:
 
 
 def alive(pid: int) -> bool:
-    """Whether a process is there and no zombie."""
+    """Return whether a process exists and is no zombie."""
     try:
         return "zombie" not in Path(f"/proc/{pid}/status").read_text()
     except OSError:
@@ -119,7 +119,7 @@ def alive(pid: int) -> bool:
 async def test_a_request_that_ran_long_is_not_tried_again_by_itself(
     app: FastAPI, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """OpenAI's clients repeat a 5xx twice: after minutes of search that is said to be no use."""
+    """OpenAI's clients repeat a 5xx twice; after a long search the response forbids that."""
     now = 0.0
     monkeypatch.setattr("server.middleware.time.monotonic", lambda: now)
 
@@ -140,7 +140,7 @@ async def test_a_request_that_ran_long_is_not_tried_again_by_itself(
 
 
 def test_lines_carry_the_request_they_belong_to() -> None:
-    """As text in brackets, as JSON under ``request_id``; outside of requests neither."""
+    """The id is in brackets in text, ``request_id`` in JSON, and left out outside of requests."""
     record = logging.LogRecord("hedgerow.x", logging.INFO, "", 0, "said %s", ("it",), None)
     record.fields = {"status": 200}
     assert TextLines().format(record).endswith("INFO hedgerow.x: said it")
@@ -157,7 +157,7 @@ def test_lines_carry_the_request_they_belong_to() -> None:
 async def test_prompts_are_logged_only_if_the_operator_asks(
     http: httpx2.AsyncClient, caplog: pytest.LogCaptureFixture, count: int
 ) -> None:
-    """Chat, text and search alike."""
+    """For chat, text and search alike."""
     caplog.set_level("DEBUG")
     await http.post(CHAT, json={"model": "sprig", "messages": question("pssst")})
     await http.post("/v1/completions", json={"model": "sprig", "prompt": "pssst"})
@@ -167,7 +167,7 @@ async def test_prompts_are_logged_only_if_the_operator_asks(
 
 
 async def test_errors_name_their_request(http: httpx2.AsyncClient) -> None:
-    """In the body as in the header, so that a screenshot is enough."""
+    """The id is in the body as in the header, so a screenshot is enough."""
     answer = await http.get("/nope", headers={"x-request-id": "abc-1"})
     assert answer.json()["error"]["request_id"] == answer.headers["x-request-id"] == "abc-1"
 
@@ -177,7 +177,7 @@ async def test_errors_name_their_request(http: httpx2.AsyncClient) -> None:
 async def test_a_proxy_may_strip_the_root_path_or_not(
     http: httpx2.AsyncClient, stripped: bool
 ) -> None:
-    """Routes are found and gated either way."""
+    """Routes are matched and checked with and without the prefix."""
     prefix = "" if stripped else "/tree"
     assert (await http.get(f"{prefix}/health")).status_code == 200
     body = {"model": "sprig", "messages": question()}

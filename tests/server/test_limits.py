@@ -1,4 +1,4 @@
-"""What a search may come to at most, and that none comes to more."""
+"""The most tokens that a search may generate, and that no search exceeds it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def test_no_search_comes_to_more_than_the_estimate(
 
 
 def test_the_estimate_worked_by_hand() -> None:
-    """Width 4, depth 3, steps of 10; expansions 7 of 2 each; a budget that is smaller holds."""
+    """Width 4, depth 3, steps of 10; expansions 7 of 2 each; a smaller budget is the bound."""
     flat = SearchSpec(width=4, max_depth=3, max_step_tokens=10)
     back = SearchSpec(policy="mcts", width=4, expansions=7, branch=2, max_step_tokens=10)
     assert most_tokens(flat) == 4 * 3 * 10

@@ -1,6 +1,6 @@
 """Log-probabilities of a reply's tokens, through the real ``openai`` client.
 
-The scripted engine's tokens are characters, and each one's log-probability tells its id.
+The scripted engine's tokens are characters, and each log-probability follows from the token's id.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SEARCH = {"policy": "self_consistency", "width": 2, "seed": 1}
 
 
 def words(content: Any) -> str:
-    """What the tokens say together; each tells its own bytes and log-probability."""
+    """Join the tokens, and check each one's bytes and log-probability."""
     for token in content:
         assert bytes(token.bytes).decode() == token.token
         assert token.logprob == -ord(token.token) / 1024
@@ -26,7 +26,7 @@ def words(content: Any) -> str:
 
 
 async def test_a_plain_replys_tokens(openai: AsyncOpenAI, engine: ScriptedEngine) -> None:
-    """Whole and streamed: every token of the text once, the end token not, the likeliest beside."""
+    """Whole and streamed: each token of the text once, no end token, and the likeliest beside."""
     engine.say = saying(REPLY)
     fields: Any = {"logprobs": True, "top_logprobs": 2}
     whole = (await chat(openai, **fields)).choices[0].logprobs
@@ -46,7 +46,7 @@ async def test_a_plain_replys_tokens(openai: AsyncOpenAI, engine: ScriptedEngine
 async def test_what_a_stop_string_cuts_off_has_none(
     openai: AsyncOpenAI, engine: ScriptedEngine
 ) -> None:
-    """And each of several replies has its own."""
+    """Each of several replies has log-probabilities of its own."""
     engine.say = saying(REPLY)
     fields: Any = {"logprobs": True, "stop": "hed", "n": 2}
     completion = await chat(openai, **fields)
@@ -63,7 +63,7 @@ async def test_what_a_stop_string_cuts_off_has_none(
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_the_chosen_reply_of_a_search(openai: AsyncOpenAI, stream: bool) -> None:
-    """All of its steps; streamed they are told as soon as it is chosen."""
+    """Those of all its steps; in a stream they come as soon as the reply is chosen."""
     if not stream:
         [choice] = (await chat(openai, logprobs=True, search=SEARCH)).choices
         assert choice.logprobs is not None
@@ -82,15 +82,15 @@ async def test_the_chosen_reply_of_a_search(openai: AsyncOpenAI, stream: bool) -
     "changes nothing"
 )
 async def test_asking_for_them_changes_no_tree(openai: AsyncOpenAI) -> None:
-    """Nor the reply."""
+    """The digest is the same with and without them."""
     plain = await chat(openai, search=SEARCH)
     with_logprobs = await chat(openai, search=SEARCH, logprobs=True)
     assert search_of(plain)["tree_digest"] == search_of(with_logprobs)["tree_digest"]
 
 
 async def test_of_a_text_completion(openai: AsyncOpenAI, engine: ScriptedEngine) -> None:
-    """vLLM's shape: the one drawn stands among the likeliest; offsets count from the text's
-    beginning."""
+    """In vLLM's shape: the drawn token is among the likeliest; offsets count from the beginning of
+    the text."""
     engine.say = saying(REPLY)
     completion = await openai.completions.create(model="sprig", prompt="say: ", logprobs=1)
     logprobs = completion.choices[0].logprobs
@@ -103,8 +103,8 @@ async def test_of_a_text_completion(openai: AsyncOpenAI, engine: ScriptedEngine)
 
 
 async def test_an_echo(openai: AsyncOpenAI, engine: ScriptedEngine) -> None:
-    """The prompt stands before each reply to it, streamed too; refused with log-probabilities, as
-    a prompt's are not told."""
+    """The prompt precedes each of its replies, also streamed; with log-probabilities it is refused,
+    as the prompt has none."""
     engine.say = saying(REPLY)
     fields: Any = {"model": "sprig", "prompt": ["one: ", "two: "], "echo": True}
     completion = await openai.completions.create(**fields, n=2)
@@ -120,7 +120,7 @@ async def test_an_echo(openai: AsyncOpenAI, engine: ScriptedEngine) -> None:
 async def test_an_engine_that_tells_none_says_so(
     openai: AsyncOpenAI, engine: ScriptedEngine
 ) -> None:
-    """By the field's name."""
+    """The error names the field."""
     engine.logprobs = False
     with pytest.raises(BadRequestError, match="does not tell them") as error:
         await chat(openai, logprobs=True)

@@ -1,4 +1,4 @@
-"""Many clients at once, many that leave, and an engine that keeps dying: nobody is lost."""
+"""Many clients at once, many that leave, and an engine that keeps dying: no request is lost."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ CHAT = "/v1/chat/completions"
 STREAMS = 500
 LEAVERS = int(os.environ.get("LEAVERS", "1000"))
 KILLS = int(os.environ.get("ENGINE_KILLS", "2"))
-"""Of the engine, under load; 50 take some minutes."""
+"""Times that the engine is killed under load; 50 take some minutes."""
 
 
 async def open_chat(port: int, body: dict[str, Any]) -> tuple[asyncio.StreamReader, Any]:
-    """A connection on which a chat request has been sent."""
+    """Open a connection and send a chat request on it."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     content = json.dumps({"model": "sprig"} | body).encode()
     head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
@@ -49,7 +49,7 @@ async def open_chat(port: int, body: dict[str, Any]) -> tuple[asyncio.StreamRead
     "Of many clients at once none is lost, and whoever leaves takes everything along"
 )
 async def test_five_hundred_streams_at_once(app: FastAPI, engine: ScriptedEngine) -> None:
-    """None is lost, each is whole and in order, and ends as it should."""
+    """Every stream is whole, in order and ended properly."""
     reply = "".join(f"{i}," for i in range(100))
     engine.say = saying(reply)
 
@@ -69,8 +69,8 @@ async def test_five_hundred_streams_at_once(app: FastAPI, engine: ScriptedEngine
 
 
 async def test_a_thousand_clients_that_leave_hold_nothing() -> None:
-    """Plain, searched, streamed, in the queue or running: whenever they go, no KV and no task of
-    theirs stays behind, and the server answers as before."""
+    """Plain, searched, streamed, in the queue or running: whenever clients leave, no KV and no task
+    of theirs remains, and the server answers as before."""
     draw = random.Random(0)
     settings = Settings(threads=1, kv_tokens=8192, prm_kv_tokens=8192, max_running=16)
     messages = [{"role": "user", "content": QUESTION}]
@@ -113,7 +113,7 @@ REPEATABLE: list[dict[str, Any]] = [
     {"model": "sprig", "messages": [{"role": "user", "content": QUESTION}]} | more
     for more in ({"seed": 5}, {"search": {"width": 4, "seed": 5}})
 ]
-"""Requests whose replies are the same every time."""
+"""Requests that get the same reply every time."""
 
 
 class Load:
@@ -128,8 +128,8 @@ class Load:
             self.expected = [ask(http, body) for body in REPEATABLE]
 
     def client(self, number: int) -> None:
-        """One client; every second one of each kind streams. Raises for anything but the right
-        answer or an error in OpenAI's shape."""
+        """Send requests until stopped; every second client of each kind streams. Raises for
+        anything but the right answer or an error in OpenAI's shape."""
         kind, request = number % 2, ask_streamed if number % 4 > 1 else ask
         with httpx2.Client(base_url=self.url, timeout=300) as http:
             while not self.stop.is_set():
@@ -142,7 +142,7 @@ class Load:
 
 
 def ask(http: httpx2.Client, body: dict[str, Any]) -> str | None:
-    """What was replied; None if the engine was said to be down."""
+    """Return the reply's text, or None if the engine is down."""
     answer = http.post(CHAT, json=body)
     if answer.status_code == 200:
         return answer.json()["choices"][0]["message"]["content"]
@@ -151,7 +151,7 @@ def ask(http: httpx2.Client, body: dict[str, Any]) -> str | None:
 
 
 def ask_streamed(http: httpx2.Client, body: dict[str, Any]) -> str | None:
-    """The same of a stream, which ends with [DONE], or with an error event and is cut."""
+    """The same for a stream, which ends with [DONE], or is cut after an error event."""
     events: list[str] = []
     with (
         http.stream("POST", CHAT, json=body | {"stream": True}) as lines,
@@ -171,8 +171,8 @@ def ask_streamed(http: httpx2.Client, body: dict[str, Any]) -> str | None:
     "wrong"
 )
 def test_the_engine_is_killed_under_load() -> None:
-    """Again and again: every request gets its answer, the right one, or an error that says what
-    happened; readiness turns red and green again."""
+    """Several times: every request gets its right answer, or an error that says what happened;
+    readiness turns red and then green again."""
     server = Server(watchdog_seconds="0.2")
     load = Load(server.url)
     with httpx2.Client(base_url=server.url, timeout=300) as http, ThreadPoolExecutor(4) as pool:

@@ -1,4 +1,4 @@
-"""Answers to maths questions: equal ones found, and nothing that could take long is tried."""
+"""Answers to maths questions: equal ones are found, and nothing that could take long is tried."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from server.maths import Maths, looks_like_maths, read
     ],
 )
 def test_equal_answers_are_the_same_both_ways(first: str, second: str) -> None:
-    """Values, algebra, sets, solved equations; whichever of them comes first."""
+    """Values, algebra, sets and solved equations are compared in both orders."""
     assert Maths().same(first, second)
     assert Maths().same(second, first)
 
@@ -59,7 +59,7 @@ def test_equal_answers_are_the_same_both_ways(first: str, second: str) -> None:
     ],
 )
 def test_different_answers_are_not(first: str, second: str) -> None:
-    """Neither are words."""
+    """Unequal values, and words."""
     assert not Maths().same(first, second)
     assert not Maths().same(second, first)
 
@@ -87,7 +87,7 @@ def test_different_answers_are_not(first: str, second: str) -> None:
     ],
 )
 def test_what_could_take_long_is_compared_as_it_is_written(answer: str) -> None:
-    """It is not parsed or not compared, and counted."""
+    """It is not parsed or not compared, and is counted as unread."""
     assert looks_like_maths(answer) == (answer != r"\text{5 cm}")
     maths = Maths()
     assert not maths.same("7", answer)
@@ -95,7 +95,7 @@ def test_what_could_take_long_is_compared_as_it_is_written(answer: str) -> None:
 
 
 def test_the_number_of_comparisons_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beyond it the spelling decides; values that are far apart do not count."""
+    """Beyond the limit the spelling decides; values that are far apart do not count."""
     pairs: list[object] = []
     monkeypatch.setattr(server.maths, "verify", lambda *pair, **_: pairs.append(pair))
     monkeypatch.setattr(server.maths, "MOST_COMPARED", 5)
@@ -123,7 +123,7 @@ SIZED = st.recursive(
 @given(SIZED)
 @example("(0)^{-1}")
 def test_an_answer_equals_itself_and_its_bracketed_self(answer: str) -> None:
-    """Whatever can be read."""
+    """For every answer that can be read."""
     if looks_like_maths(answer) and read(answer) and read(f"({answer})"):
         assert Maths().same(answer, f"({answer})")
 
@@ -131,7 +131,7 @@ def test_an_answer_equals_itself_and_its_bracketed_self(answer: str) -> None:
 @given(st.text(r"\{}()[]^_+-*/=<>!|%$., xy0129efracsqt", max_size=40))
 @settings(max_examples=60)
 def test_any_text_is_read_or_not(text: str) -> None:
-    """Nothing that a model may write raises."""
+    """No text that a model may write raises."""
     Maths().same(text, "3")
 
 

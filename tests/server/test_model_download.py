@@ -1,4 +1,4 @@
-"""Models are brought here at a start: what is asked of the hub, and what is said when it fails."""
+"""Models are downloaded at a start: what the hub is asked for, and what a failure says."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ REPLY: Any = type("Reply", (), {"headers": {}, "request": None, "status_code": 4
 
 
 class Hub:
-    """Public models by name, and a cache like the hub's own; ``downloads``: what was downloaded."""
+    """Public models by name, with a cache like the hub's own; ``downloads``: names and patterns."""
 
     def __init__(self, cache: Path) -> None:
         self.cache = cache
@@ -31,11 +31,11 @@ class Hub:
         self.revisions: set[str | None] = set()
 
     def folder(self, name: str) -> Path:
-        """Where its files are."""
+        """Return the folder of the model's files."""
         return self.cache / f"models--{name.replace('/', '--')}" / "snapshots" / "abc"
 
     def info(self, name: str, **_: object) -> None:
-        """``HfApi.model_info``."""
+        """Stand in for ``HfApi.model_info``."""
         if name not in self.models:
             raise httpx2.ConnectError("no network")
 
@@ -46,7 +46,7 @@ class Hub:
         allow_patterns: list[str] | None = None,
         local_files_only: bool = False,
     ) -> str:
-        """``snapshot_download``."""
+        """Stand in for ``snapshot_download``."""
         folder = self.folder(name)
         if local_files_only:
             if not folder.is_dir():
@@ -63,7 +63,7 @@ class Hub:
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
-    """Instead of the real one; there is no GPU."""
+    """A hub instead of the real one, on a machine without a GPU."""
     hub = Hub(tmp_path / "hub")
     monkeypatch.setattr(huggingface_hub, "snapshot_download", hub.snapshot)
     monkeypatch.setattr(huggingface_hub.HfApi, "model_info", hub.info)
@@ -72,7 +72,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
 
 
 def test_a_model_is_downloaded_once_its_weights_last(hub: Hub) -> None:
-    """What follows from its files is known afterwards; what is whole is never asked for again."""
+    """The settings follow from its files; a model that is whole is not asked for again."""
     hub.models["Me/own"] = {"config.json": TINY, "model.safetensors": "weights"}
     settings = load_settings({}, policy_model="Me/own", revision="v2")
     assert settings.policy_model == Path("Me/own")
@@ -86,7 +86,7 @@ def test_a_model_is_downloaded_once_its_weights_last(hub: Hub) -> None:
 
 
 def test_what_cannot_run_here_is_not_downloaded(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its configuration tells its size."""
+    """The configuration alone gives the model's size."""
     hub.models["Me/big"] = {"config.json": TINY | {"hidden_size": 8192}, "model.safetensors": ""}
     monkeypatch.setattr(machine, "free_memory", lambda: 1 << 20)
     with pytest.raises(SettingsError, match=r"Me/big.*GB of weights.*hedgerow serve Me/big"):
@@ -95,7 +95,7 @@ def test_what_cannot_run_here_is_not_downloaded(hub: Hub, monkeypatch: pytest.Mo
 
 
 def test_a_reward_model_says_its_format_once_it_is_here(hub: Hub) -> None:
-    """By its class, which nobody knew before; weights of the old kind are taken for want of new."""
+    """By its class, unknown before; weights of the old kind are taken if there are no new ones."""
     config = TINY | {"architectures": ["Qwen2ForPrmModel"]}
     hub.models["Me/prm"] = {"config.json": config, "pytorch_model.bin": "weights"}
     settings = load_settings({}, reward_model="Me/prm")
@@ -105,7 +105,7 @@ def test_a_reward_model_says_its_format_once_it_is_here(hub: Hub) -> None:
 
 
 def test_of_a_running_servers_model_the_tokenizer_is_enough(hub: Hub) -> None:
-    """Its weights are there; an unknown reward model is refused before any are downloaded."""
+    """That server has the weights; an unknown reward model is refused before its weights come."""
     hub.models["Me/own"] = {"config.json": TINY, "model.safetensors": "weights"}
     urls = load_settings({}, policy_model="Me/own", policy_urls="http://a:1")
     assert with_models(urls).engine_way == "--engine sglang with --policy-url"
@@ -140,7 +140,7 @@ def test_of_a_running_servers_model_the_tokenizer_is_enough(hub: Hub) -> None:
 def test_what_fails_is_one_line_that_says_how_to_go_on(
     hub: Hub, monkeypatch: pytest.MonkeyPatch, error: Callable[[], Exception], message: str
 ) -> None:
-    """The setting, the name, what was tried."""
+    """The error has the setting, the name and what was tried."""
 
     def fail(*_: Any, **__: Any) -> str:
         raise error()
@@ -154,7 +154,7 @@ def test_what_fails_is_one_line_that_says_how_to_go_on(
 
 
 def test_a_folder_is_whole_with_all_parts_of_its_weights(tmp_path: Path) -> None:
-    """As the index names them."""
+    """The index names the parts."""
     assert not is_whole(tmp_path)
     (tmp_path / "config.json").write_text("{}")
     assert not is_whole(tmp_path)
@@ -170,7 +170,7 @@ def test_a_folder_is_whole_with_all_parts_of_its_weights(tmp_path: Path) -> None
 def test_a_bundled_models_files_are_made_at_a_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Until then it is its name, of which no more is known than of any model; it keeps it."""
+    """Before that the model is known only by its name, as any other; it keeps that name."""
     twig = BundledModel(lambda: tmp_path, profile="qwen")
     for place in ("bundled", "setting_types", "model_settings", "model_download"):
         module = f"models.{place}" if place == "bundled" else f"server.{place}"
@@ -184,7 +184,7 @@ def test_a_bundled_models_files_are_made_at_a_start(
 
 
 def test_what_was_not_set_is_said_in_one_line(tmp_path: Path) -> None:
-    """With the option that sets it; of the bundled models there is nothing to say."""
+    """The line has the option that sets each value; for the bundled models there is no line."""
     assert what_follows(load_settings({})) is None
     (tmp_path / "config.json").write_text(json.dumps(TINY))
     line = what_follows(load_settings({}, policy_model=str(tmp_path), engine="embedded"))

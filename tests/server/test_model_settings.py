@@ -1,4 +1,4 @@
-"""What follows from the model that is named: profile, reward format, served name, engine."""
+"""Settings that follow from the model's name: profile, reward format, served name, engine."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TINY: dict[str, Any] = {
 
 
 def checkpoint(folder: Path, **config: Any) -> str:
-    """A folder with a configuration and nothing else."""
+    """Make a folder with a configuration and nothing else."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(TINY | config))
     return str(folder)
@@ -37,12 +37,12 @@ def checkpoint(folder: Path, **config: Any) -> str:
 
 @pytest.fixture(autouse=True)
 def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This machine's own devices do not matter."""
+    """Hide this machine's own GPUs."""
     monkeypatch.setattr(machine, "cuda_devices", lambda: ())
 
 
 def test_the_bundled_model_brings_what_belongs_to_it() -> None:
-    """By its name, and where nothing is named."""
+    """By its name, and where no model is named."""
     for environ in ({}, {"HEDGEROW_POLICY_MODEL": "sprig", "HEDGEROW_REWARD_MODEL": "sprig"}):
         settings = load_settings(environ)
         assert (settings.policy_model, settings.reward_model) == (
@@ -56,7 +56,7 @@ def test_the_bundled_model_brings_what_belongs_to_it() -> None:
 
 
 def test_of_any_other_model_nothing_is_assumed(tmp_path: Path) -> None:
-    """Served by its folder's name, as a chat model, without a reward model."""
+    """It is served by its folder's name, as a chat model, without a reward model."""
     settings = load_settings({}, policy_model=checkpoint(tmp_path / "My model"))
     assert (settings.model, settings.profile) == ("My-model", "chat")
     assert (settings.reward_model, settings.reward_format) == (None, "none")
@@ -65,7 +65,7 @@ def test_of_any_other_model_nothing_is_assumed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("row", public_policies(), ids=lambda row: row.names[0])
 def test_a_public_policy_is_known_by_its_name(row: Any, tmp_path: Path) -> None:
-    """On the hub, as a download of it, as a folder of that name, or as its configuration says."""
+    """On the hub, in the hub's cache, in a folder of that name, or by its configuration."""
     for name in row.names:
         owner, short = name.split("/")
         cached = tmp_path / f"models--{owner}--{short}" / "snapshots" / "abc"
@@ -83,7 +83,7 @@ def test_a_public_policy_is_known_by_its_name(row: Any, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("row", public_reward_models(), ids=lambda row: row.names[0])
 def test_a_public_reward_model_is_known_by_its_name_or_class(row: Any, tmp_path: Path) -> None:
-    """A class that reads in one way tells it under any name."""
+    """A class with only one reading decides the format under any name."""
     kind = {"architectures": [row.architecture]}
     settings = load_settings({}, reward_model=row.names[0])
     assert settings.reward_format == row.format
@@ -94,7 +94,7 @@ def test_a_public_reward_model_is_known_by_its_name_or_class(row: Any, tmp_path:
 
 
 def test_the_catalog_names_what_there_is() -> None:
-    """Profiles and formats exist; no name stands twice."""
+    """Profiles and formats exist; no name is there twice."""
     assert {row.profile for row in public_policies()} <= PROFILES.keys()
     assert {row.format for row in public_reward_models()} <= REWARD_FORMATS.keys()
     names = [name for row in (*public_policies(), *public_reward_models()) for name in row.names]
@@ -102,13 +102,13 @@ def test_the_catalog_names_what_there_is() -> None:
 
 
 def test_a_folders_name_is_not_a_part_of_a_known_one(tmp_path: Path) -> None:
-    """Names are compared whole."""
+    """Names are compared as a whole."""
     assert names_of(tmp_path / "Qwen") == {"qwen"}
     assert load_settings({}, policy_model=checkpoint(tmp_path / "Qwen")).profile == "chat"
 
 
 def test_an_unknown_reward_model_needs_its_format(tmp_path: Path) -> None:
-    """It is named, with what it says of itself and what may be set; never guessed."""
+    """The error names the model, its class and the setting; the format is not guessed."""
     prm = checkpoint(tmp_path / "prm", architectures=["LlamaForCausalLM"])
     words = r"HEDGEROW_REWARD_FORMAT = 'auto': nothing is known of .*prm \(LlamaForCausalLM\); set"
     with pytest.raises(SettingsError, match=words):
@@ -118,7 +118,7 @@ def test_an_unknown_reward_model_needs_its_format(tmp_path: Path) -> None:
 
 
 def test_every_guess_can_be_overridden(tmp_path: Path) -> None:
-    """By the environment as by an option."""
+    """By the environment as well as by an option."""
     environ = {"HEDGEROW_MODEL": "mine", "HEDGEROW_PROFILE": "qwen", "HEDGEROW_ENGINE": "embedded"}
     settings = load_settings(environ, policy_model=checkpoint(tmp_path / "m"), reward_model="sprig")
     assert (settings.model, settings.profile, settings.engine) == ("mine", "qwen", "embedded")
@@ -130,7 +130,7 @@ def test_every_guess_can_be_overridden(tmp_path: Path) -> None:
 def test_auto_launches_sglang_where_there_is_a_gpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For any model but bundled ones; URLs and --launch decide for themselves."""
+    """For any model but the bundled ones; URLs and --launch override it."""
     python = tmp_path / "python"
     python.touch()
     fields = {"policy_model": checkpoint(tmp_path / "m"), "launch_python": str(python)}
@@ -165,7 +165,7 @@ def test_what_cannot_run_here_is_refused_with_the_line_to_type(
 
 
 def test_gpus_are_read_off_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that are visible; whatever goes wrong means none."""
+    """Visible GPUs only; any failure means none."""
     monkeypatch.undo()
     smi = tmp_path / "nvidia-smi"
     lines = "NVIDIA H100 80GB HBM3, 81559\nNVIDIA Thing, [N/A]\n"
@@ -186,7 +186,7 @@ def test_gpus_are_read_off_nvidia_smi(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_free_memory_is_the_machines_or_what_a_container_has_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whichever is less; what is not told does not count."""
+    """The smaller of the two; a value that is not available does not count."""
     meminfo = tmp_path / "meminfo"
     monkeypatch.setattr(machine, "MEMINFO", meminfo)
     monkeypatch.setattr(machine, "CGROUP", tmp_path)

@@ -1,4 +1,4 @@
-"""Every moment at which a client may leave: nothing is held, nobody else is harmed."""
+"""Every moment at which a client may leave: nothing stays held, and others are unharmed."""
 
 from __future__ import annotations
 
@@ -42,47 +42,47 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
 
 LEAVER = "asked by who leaves"
 LETTING_GO = 8
-"""Steps of the event loop until what a client left is cancelled; a tree takes more to its end."""
+"""Steps of the event loop until a left request is cancelled; a whole tree takes more steps."""
 
 
 def two_deep(branch: Branch) -> str:
-    """A step, and then an answer."""
+    """Return a step, and then an answer."""
     return "The answer is 1." if branch.node else "A step\n\n"
 
 
 class Reluctant(ScriptedEngine):
-    """Takes some steps of the event loop to draw, and to let go of a tree."""
+    """Takes some steps of the event loop to draw and to release a tree."""
 
     def __init__(self) -> None:
         super().__init__(say=two_deep)
         self.leavers: set[str] = set()
 
     async def expand(self, tree: str, branches: Sequence[Branch], sampling: Sampling) -> list[Step]:
-        """In six steps."""
+        """Draw after six steps of the event loop."""
         if LEAVER in "".join(map(chr, branches[0].tokens)):
             self.leavers.add(tree)
         await steps(6)
         return await super().expand(tree, branches, sampling)
 
     async def release(self, tree: str) -> Counters:
-        """In three steps."""
+        """Release after three steps."""
         await steps(3)
         return await super().release(tree)
 
     async def abort(self, tree: str) -> None:
-        """In three steps."""
+        """Abort after three steps."""
         await steps(3)
         await super().abort(tree)
 
 
 async def steps(count: int) -> None:
-    """So many steps of the event loop."""
+    """Let the event loop run ``count`` steps."""
     for _ in range(count):
         await asyncio.sleep(0)
 
 
 async def beside(work: Callable[..., T], *args: Any) -> T:
-    """``asyncio.to_thread`` for a thread that always takes three steps, cancelled or not."""
+    """Stand in for ``asyncio.to_thread``; the thread takes three steps, cancelled or not."""
 
     async def thread() -> T:
         await steps(3)
@@ -104,26 +104,26 @@ class House:
         loop.set_exception_handler(lambda _, context: self.faults.append(context))
 
     async def step(self) -> None:
-        """One step of the event loop: whatever grows has the place."""
+        """Run one step of the event loop; a tree that grows has the place."""
         await asyncio.sleep(0)
         growing = {tree.partition(".")[0] for tree in self.engine.live}
         assert len(growing) <= self.service.admission.running <= 1
 
     @property
     def busy(self) -> bool:
-        """Whether anything is open or under way."""
+        """Whether any request is open or any search under way."""
         return bool(self.service.admission.open or self.service.runner.under_way)
 
     def ended_trees(self) -> int:
-        """How many trees were grown to their end whose clients were to leave."""
+        """Return how many trees of leaving clients were grown to their end."""
         return sum(tree in self.engine.leavers for tree in self.engine.released)
 
     def disconnects(self) -> float:
-        """Clients that left, as counted."""
+        """Return how many clients left, by the metric."""
         return self.service.metrics.disconnects.collect()[0].samples[0].value
 
     def check_nothing_is_held(self) -> None:
-        """No place, no tree, nobody in the queue, nothing counted twice, no fault unheard."""
+        """Check that no place, tree, queue entry, count or unhandled fault remains."""
         admission, metrics = self.service.admission, self.service.metrics
         assert (admission.open, admission.running, admission.waiting) == (0, 0, 0)
         assert not self.engine.live
@@ -136,7 +136,7 @@ class House:
 
 @pytest.fixture(scope="module", autouse=True)
 def little_to_collect() -> Iterator[None]:
-    """What is there before is none of these tests': looking through it takes most of their time."""
+    """Freeze older objects: to scan them takes most of the time of these tests."""
     gc.collect()
     gc.freeze()
     yield
@@ -152,7 +152,7 @@ async def test_whoever_leaves_whenever(
 ) -> None:
     """Two requests share one place. One of them is left by its client (or cut off by the server) at
     the first step of the event loop, then at the second, and so on until it is answered: at no step
-    does anything grow without the place, nothing is held afterwards, the other is answered."""
+    does a tree grow without the place, nothing stays held, and the other is answered."""
     monkeypatch.setattr(asyncio, "to_thread", beside)
     house = House()
     step = 0
@@ -165,7 +165,7 @@ async def test_whoever_leaves_whenever(
 
 
 async def leave_at(house: House, kind: str, leaver: int, step: int, cut_off: bool) -> bool:
-    """One round of the above; whether the leaver had been answered by then."""
+    """Leave at this step, then check the rest; return whether the leaver was already answered."""
     path, body = KINDS[kind]
     before = house.disconnects()
     marked = json.loads(json.dumps(body).replace("?", LEAVER))
@@ -199,7 +199,7 @@ async def leave_at(house: House, kind: str, leaver: int, step: int, cut_off: boo
 
 
 async def _check_kept(house: House, call: Call) -> None:
-    """A background search that was accepted has gone on to its end."""
+    """Check that a background search, if it was accepted, went on to its end."""
     if not call.messages:
         return
     searches = [house.service.store.get(name, "anybody") for name in house.engine.released]

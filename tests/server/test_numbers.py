@@ -1,4 +1,4 @@
-"""Every number has an end: the document says which, and nothing beyond it does any harm."""
+"""Every number has bounds: the document gives them, and no number beyond them does harm."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ BODIES: dict[str, dict[str, Any]] = {
     "/score": {"text_1": "a", "text_2": "b"},
     "/v1/search/{search_id}/branch": {"node": 1, "search": {"width": 2, "max_depth": 4}},
 }
-"""Requests that are answered; one field of each is made odd."""
+"""Requests that are answered; tests make one field of each odd."""
 FIELDS = 4 * 25
-"""At least so many numbers there are, most of them in ``search``."""
+"""A lower bound for the count of numbers, most of which are in ``search``."""
 
 Place = tuple[str, ...]
 
 
 def numbers(schema: dict[str, Any], document: dict[str, Any]) -> Iterator[tuple[Place, Any]]:
-    """Where numbers may stand in what a schema describes, and what it says of them."""
+    """Yield the place and the schema of every number that a schema allows."""
     if "$ref" in schema:
         yield from numbers(
             document["components"]["schemas"][schema["$ref"].split("/")[-1]], document
@@ -46,7 +46,7 @@ def numbers(schema: dict[str, Any], document: dict[str, Any]) -> Iterator[tuple[
 
 
 def body_numbers(app: FastAPI) -> Iterator[tuple[str, Place, Any]]:
-    """Every number of every request's body."""
+    """Yield path, place and schema of every number in a request's body."""
     document = app.openapi()
     for path, operations in document["paths"].items():
         for operation in operations.values():
@@ -56,7 +56,7 @@ def body_numbers(app: FastAPI) -> Iterator[tuple[str, Place, Any]]:
 
 
 def test_every_number_has_a_least_and_a_most(app: FastAPI) -> None:
-    """In the document, of bodies and of parameters."""
+    """In the document, for bodies and for parameters."""
     fields = list(body_numbers(app))
     assert len(fields) >= FIELDS
     assert {path for path, _, _ in fields} == BODIES.keys()
@@ -72,7 +72,7 @@ def test_every_number_has_a_least_and_a_most(app: FastAPI) -> None:
 
 
 def odd(body: dict[str, Any], place: Place, value: str) -> bytes:
-    """The body with a literal at a place."""
+    """Return the body with a JSON literal at this place."""
     inner = whole = json.loads(json.dumps(body))
     for name in place[:-1]:
         inner = inner.setdefault(name, {})
@@ -82,8 +82,8 @@ def odd(body: dict[str, Any], place: Place, value: str) -> bytes:
 
 @pytest.mark.parametrize("value", ODD, ids=lambda value: value[:6])
 async def test_no_number_does_any_harm(app: FastAPI, http: httpx2.AsyncClient, value: str) -> None:
-    """Each is taken or refused by name, or the search finds nothing within it (504, as documented);
-    one that stands in a string is never taken."""
+    """Each is taken, or refused by name, or leaves the search no reply (504, as documented); a
+    number inside a string is never taken."""
     document = (await http.post("/v1/search", json=BODIES["/v1/search"])).json()
     for path, place, _ in body_numbers(app):
         answer = await http.post(

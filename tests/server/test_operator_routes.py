@@ -18,7 +18,7 @@ SERVED = ("served", "sprig")
 
 
 async def samples(http: httpx2.AsyncClient) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
-    """Every sample of /metrics by name and labels."""
+    """Return every sample of /metrics by name and labels."""
     text = (await http.get("/metrics")).text
     return {
         (sample.name, tuple(sorted(sample.labels.items()))): sample.value
@@ -30,7 +30,7 @@ async def samples(http: httpx2.AsyncClient) -> dict[tuple[str, tuple[tuple[str, 
 async def test_health_answers_while_the_engine_works(
     app: FastAPI, http: httpx2.AsyncClient, engine: ScriptedEngine
 ) -> None:
-    """A search that has been drawing for ever holds up neither health nor readiness."""
+    """A search that draws forever delays neither health nor readiness."""
     engine.gate = asyncio.Event()
     call = Call(app, "/v1/chat/completions", SEARCH)
     await engine.waiting.wait()
@@ -49,7 +49,7 @@ async def test_health_answers_while_the_engine_works(
 async def test_ready_goes_red_with_the_engine_and_health_does_not(
     http: httpx2.AsyncClient, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Down or silent, the engine makes the server unready, not unhealthy."""
+    """An engine that is down or silent makes the server unready, not unhealthy."""
     engine.down = True
     answer = await http.get("/ready")
     assert answer.status_code == 503
@@ -62,7 +62,7 @@ async def test_ready_goes_red_with_the_engine_and_health_does_not(
 
 
 async def test_metrics_count_what_was_done(http: httpx2.AsyncClient) -> None:
-    """Searches by policy and reason; generated tokens are kept or pruned, never both."""
+    """Searches by policy and reason; each generated token is either kept or pruned."""
     completion = (await http.post("/v1/chat/completions", json=SEARCH)).json()
     await http.post("/v1/chat/completions", json=SEARCH | {"search": {"width": 0}})
     metrics = await samples(http)
@@ -103,7 +103,7 @@ async def test_labels_do_not_grow_with_what_clients_send(http: httpx2.AsyncClien
 async def test_metrics_survive_an_engine_that_is_down(
     http: httpx2.AsyncClient, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The scrape still answers, and says that the engine does not."""
+    """The scrape still answers, and reports the engine as down."""
     engine.down = True
     monkeypatch.setattr(engine, "usage", engine.health)
     metrics = await samples(http)
@@ -123,13 +123,13 @@ async def test_metrics_survive_an_engine_that_is_down(
 async def test_a_model_says_what_its_steps_are_judged_by(
     http: httpx2.AsyncClient, reward_model: str | None, verifier: str | None
 ) -> None:
-    """By the hub's name or the folder's; an address is the operator's own business."""
+    """By the hub's name or the folder's; an endpoint's address is not shown."""
     for model in (await http.get("/v1/models")).json()["data"]:
         assert (model["reward_model"], model["verifier"]) == (reward_model, verifier)
 
 
 async def test_a_model_is_described_alone_and_in_the_list(http: httpx2.AsyncClient) -> None:
-    """The same description both ways, aliases with slashes and colons included."""
+    """The same description both ways, also for aliases with slashes and colons."""
     listing = (await http.get("/v1/models")).json()
     assert listing["object"] == "list"
     for model in listing["data"]:

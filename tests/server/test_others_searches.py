@@ -1,4 +1,4 @@
-"""A search is its own key's alone, on every route that names one."""
+"""A search belongs to its key, on every route that names one."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ ROUTES: dict[tuple[str, str], dict[str, Any]] = {
     ("GET", "/v1/search/{search_id}/events"): {"headers": {"last-event-id": "0"}},
     ("POST", "/v1/search/{search_id}/branch"): {"json": {"node": 1}},
 }
-"""How each is asked."""
+"""The routes, each with the options of a request to it."""
 
 
 def test_every_route_that_names_a_search_is_known(app: FastAPI) -> None:
-    """A new one is to be tried here as well."""
+    """A new route must be added to the table."""
     routes = {
         (method, path)
         for path, operations in app.openapi()["paths"].items()
@@ -39,8 +39,8 @@ def test_every_route_that_names_a_search_is_known(app: FastAPI) -> None:
 async def test_to_another_key_it_is_not_there(
     http: httpx2.AsyncClient, engine: ScriptedEngine, route: tuple[str, str], finished: bool
 ) -> None:
-    """A background search, over or under way: another key is told what it is told of a search that
-    never was, and the owner's goes on and is there."""
+    """A background search, finished or running: another key gets the same answer as for an id that
+    never existed, and the owner's search goes on and stays."""
     method, path = route
     engine.still = frozenset() if finished else frozenset({"expand"})
     body = {"question": "a", "background": True, "search": {"width": 2, "max_depth": 2}}
@@ -67,7 +67,7 @@ async def test_to_another_key_it_is_not_there(
 async def test_what_a_path_may_be_asked_by_is_said_whole(
     app: FastAPI, http: httpx2.AsyncClient
 ) -> None:
-    """Also where two routes share it."""
+    """``Allow`` lists all methods, also where two routes share a path."""
     methods: dict[str, set[str]] = {}
     for path, operations in app.openapi()["paths"].items():
         methods.setdefault(path, set()).update(map(str.upper, operations))

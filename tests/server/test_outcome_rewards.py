@@ -1,4 +1,4 @@
-"""A server whose reward model scores finished replies alone."""
+"""A server whose reward model scores only finished replies."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ALLOWED = "one of best_of_n, self_consistency is needed"
 
 @pytest.fixture
 def engine() -> ScriptedEngine:
-    """One that scores finished replies alone."""
+    """An engine that scores only finished replies."""
     return ScriptedEngine(outcome=True)
 
 
@@ -40,7 +40,7 @@ async def test_what_compares_steps_is_refused(
     param: str,
     message: str,
 ) -> None:
-    """Before anything is drawn, with the field, its value and what is allowed."""
+    """Before any draw; the error has the field, its value and what is allowed."""
     error = await refusal(http, "/v1/search", {"question": "?", "search": search})
     assert error["param"] == param
     assert re.search(message, error["message"])
@@ -51,7 +51,7 @@ async def test_what_compares_steps_is_refused(
 async def test_without_a_word_of_a_policy_it_is_best_of_n(
     http: httpx2.AsyncClient, engine: ScriptedEngine, fields: dict[str, Any]
 ) -> None:
-    """What an outcome model is for."""
+    """The policy that outcome models are for is the default."""
     messages = [{"role": "user", "content": "?"}]
     body = {"model": "sprig", "messages": messages, "seed": 1} | fields
     reply = (await http.post("/v1/chat/completions", json=body)).json()
@@ -60,7 +60,7 @@ async def test_without_a_word_of_a_policy_it_is_best_of_n(
 
 
 async def test_aliases_that_would_be_refused_are_not_listed(http: httpx2.AsyncClient) -> None:
-    """Clients that can only name a model find those that work."""
+    """Clients that can only name a model see only aliases that work."""
     names = [model["id"] for model in (await http.get("/v1/models")).json()["data"]]
     assert "sprig:best_of_n-16" in names
     assert "sprig:rebase-16" not in names

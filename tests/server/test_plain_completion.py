@@ -20,14 +20,14 @@ PROMPT = encode("user: count\n")
 
 
 def by_position(branch: Branch) -> str:
-    """What a model with noise by (seed, absolute position) says from here on."""
+    """Return what a model with noise by (seed, absolute position) says from here on."""
     start = len(branch.tokens)
     letters = (chr(97 + dice(branch.seed, at) % 5) for at in range(start, start + 40))
     return "".join(letters) + "\n\n"
 
 
 def draw(**change: object) -> tuple[str, list[str], ScriptedEngine]:
-    """A completion of at most 40 tokens: its text, the parts told, and the engine."""
+    """Run a completion of at most 40 tokens; return its text, the streamed parts and the engine."""
     engine = ScriptedEngine(say=by_position)
     request = PlainCompletion(prompt=PROMPT, limit=40, piece=16, seed=3)
     parts: list[str] = []
@@ -39,7 +39,7 @@ def draw(**change: object) -> tuple[str, list[str], ScriptedEngine]:
 
 @given(st.integers(1, 50))
 def test_the_size_of_the_pieces_changes_nothing(piece: int) -> None:
-    """One seed and absolute positions: pieces decide when text is seen, never what it says."""
+    """Noise is by seed and position: pieces decide when text is seen, not what it says."""
     text, parts, _ = draw(piece=piece)
     assert text == draw(piece=40)[0]
     assert "".join(parts) == text
@@ -48,7 +48,7 @@ def test_the_size_of_the_pieces_changes_nothing(piece: int) -> None:
 @given(st.integers(1, 50), st.lists(st.text("abcde", min_size=1, max_size=3), max_size=3))
 @example(1, ["b", "dbb"])
 def test_a_stop_string_cuts_the_same_reply_whatever_the_pieces(piece: int, stop: list[str]) -> None:
-    """The reply ends where the stop string begins that is complete first; no part of it is told."""
+    """The reply ends before the stop string that is complete first; no part of it is streamed."""
     whole = draw(piece=40)[0]
     text, parts, _ = draw(piece=piece, stop=tuple(stop))
     ends = [(whole.find(s) + len(s), whole.find(s)) for s in stop if s in whole]
@@ -58,7 +58,7 @@ def test_a_stop_string_cuts_the_same_reply_whatever_the_pieces(piece: int, stop:
 
 @given(st.integers(1, 50), st.integers(0, 40), st.sampled_from("abcde"))
 def test_before_the_least_tokens_no_stop_string_counts(piece: int, minimum: int, stop: str) -> None:
-    """A character is a token here; whatever the pieces, and nothing that is told is taken back."""
+    """A character is a token here; whatever the pieces, no streamed text is taken back."""
     whole = draw(piece=40)[0]
     params = LogitsParams(min_tokens=minimum)
     text, parts, _ = draw(piece=piece, stop=(stop,), logits=params)
@@ -69,8 +69,8 @@ def test_before_the_least_tokens_no_stop_string_counts(piece: int, minimum: int,
 
 @pytest.mark.parametrize("pieces", [0, 1, 2])
 async def test_a_deadline_ends_a_reply_where_it_is(pieces: int) -> None:
-    """What is drawn by then, although the engine stands still and lets go of nothing; without a
-    piece, a 504."""
+    """The reply is what was drawn by then, although the engine hangs; without a piece it is a
+    504."""
     engine = ScriptedEngine(say=by_position)
 
     def stop() -> None:
@@ -100,8 +100,8 @@ async def test_a_deadline_ends_a_reply_where_it_is(pieces: int) -> None:
 def test_a_stream_finds_stops_as_the_whole_text_has_them(
     pieces: list[str], stop: tuple[str, ...]
 ) -> None:
-    """By the definitions written out: what is held back could begin a stop, and before it none
-    begins, so a text that grows is searched from there alone."""
+    """By definition: held-back text could begin a stop, and no stop begins before it, so a growing
+    text is searched only from there."""
     text, sent_length = "", 0
     for piece in pieces:
         text += piece
@@ -117,13 +117,13 @@ def test_a_stream_finds_stops_as_the_whole_text_has_them(
 
 
 class CountingText(str):
-    """A text that counts the characters which are looked for or cut out of it."""
+    """A string that counts the characters that are searched or sliced."""
 
     __slots__ = ("cost",)
     cost: int
 
     def find(self, sub: str, start: Any = 0, end: Any = None, /) -> int:
-        """As a text's own."""
+        """Search as ``str`` does."""
         index = super().find(sub, start)
         self.cost += (len(self) if index < 0 else index + len(sub)) - start
         return index
@@ -135,7 +135,7 @@ class CountingText(str):
 
 
 def test_a_stream_costs_what_its_text_does() -> None:
-    """A piece is looked at with what was held back before it, not with all that was sent."""
+    """A piece is searched with the text held back before it, not with all that was sent."""
 
     def cost_of(pieces: int) -> int:
         cost, sent_length, text = 0, 0, ""
@@ -152,7 +152,7 @@ def test_a_stream_costs_what_its_text_does() -> None:
 
 
 async def test_a_prompt_without_room_is_refused() -> None:
-    """Nothing is drawn, nothing is held."""
+    """Nothing is drawn or held."""
     engine = ScriptedEngine(context_tokens=len(PROMPT))
     with pytest.raises(PrefixTooLong):
         await complete(PlainCompletion(PROMPT, 5, 5, 0), engine, "t", lambda _: None)
@@ -160,7 +160,7 @@ async def test_a_prompt_without_room_is_refused() -> None:
 
 
 async def test_a_reply_whose_end_is_ignored_goes_on_to_its_limit() -> None:
-    """Each piece ends the reply, as far as the model is concerned."""
+    """Here the model ends the reply in every piece."""
     script = {"say": lambda branch: "Done."}
     request = PlainCompletion(PROMPT, limit=40, piece=16, seed=3)
     short = await complete(request, ScriptedEngine(**script), "t", lambda _: None)

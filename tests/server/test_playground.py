@@ -1,4 +1,4 @@
-"""The playground in a browser: a person's way through it, by mouse, keyboard and screen reader."""
+"""The playground in a browser, used by mouse, keyboard and screen reader."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow
 DIALS = {"policy": "rebase", "width": "6", "seed": "4"}
 NODES = 2_000
 TARGET = 44
-"""Pixels, of what a finger presses."""
+"""Minimum height in pixels of what a finger presses."""
 QUESTION = "Use 4 9 10 13 to make 24."
 
 
@@ -41,7 +41,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(autouse=True)
 def no_script_fails() -> Iterator[None]:
-    """Nobody sees an error in the page's own scripts; it fails the test."""
+    """Fail a test in which the page's own scripts had an error."""
     SCRIPT_ERRORS.clear()
     yield
     assert SCRIPT_ERRORS == []
@@ -55,14 +55,14 @@ def engine() -> GatedEngine:
 
 @pytest.fixture
 def url(engine: GatedEngine) -> Iterator[str]:
-    """A server for one test; nothing waits when it ends."""
+    """A server for one test; it waits for nothing when the test ends."""
     with serving(engine) as url:
         yield url
         engine.allow()
 
 
 def faults(page: Page) -> list[str]:
-    """What axe finds, by rule and element."""
+    """Return what axe finds, by rule and element."""
     violations = Axe().run(page).response["violations"]
     return [f"{rule['id']}: {node['html']}" for rule in violations for node in rule["nodes"]]
 
@@ -147,7 +147,7 @@ def test_a_click_selects_and_kv_is_told_of_each_step(
 
 
 def test_two_policies_side_by_side(browser: Browser, engine: GatedEngine, url: str) -> None:
-    """The same question and seed; on a phone one below the other, and nothing overflows."""
+    """The same question and seed; on a phone one is below the other, and nothing overflows."""
     engine.allow()
     page = visit(browser, url)
     page.check("#compare")
@@ -193,7 +193,7 @@ def test_the_keyboard_walks_the_tree(browser: Browser, engine: GatedEngine, url:
 
 
 def test_what_goes_wrong_is_said_in_plain_words(browser: Browser, engine: GatedEngine) -> None:
-    """A key that is missing, a value that is not allowed, a file that is none, a search stopped."""
+    """A missing key, a file that holds no tree, and a search that was stopped."""
     with serving(engine, api_keys="ann:secret") as url:
         page = visit(browser, url)
         assert page.locator("#keyrow").is_visible()
@@ -216,8 +216,8 @@ def test_what_goes_wrong_is_said_in_plain_words(browser: Browser, engine: GatedE
 def test_a_wrong_value_is_marked_and_the_tree_stays(
     browser: Browser, engine: GatedEngine, url: str
 ) -> None:
-    """What the page sees itself, and what only the server knows: the field has the focus, and what
-    was grown before is there."""
+    """Values that the page or only the server can refuse: the field gets the focus, and the earlier
+    tree stays."""
     engine.allow()
     page = visit(browser, url)
     submit(page, **DIALS)
@@ -245,8 +245,8 @@ def test_a_wrong_value_is_marked_and_the_tree_stays(
 def test_a_recording_is_there_before_anything_is_asked(
     browser: Browser, engine: GatedEngine
 ) -> None:
-    """It cannot be branched from; the page says what the bundled model knows, when asked another
-    question."""
+    """It cannot be branched from; asked another question, the page says what the bundled model
+    knows."""
     with serving(engine, policy_model=SPRIG_FOLDER / "policy") as url:
         page = visit(browser, url)
         wait_for_done(page)
@@ -268,7 +268,7 @@ def test_a_recording_is_there_before_anything_is_asked(
 def test_a_question_being_typed_is_left_alone(
     browser: Browser, engine: GatedEngine, url: str, question: str
 ) -> None:
-    """The recording that the page begins with comes late, when somebody types or is about to."""
+    """The page's first recording arrives late, when somebody is typing or about to."""
     page = browser.new_page(reduced_motion="reduce")
     routes: list[Route] = []
 
@@ -321,7 +321,7 @@ CanvasRenderingContext2D.prototype.fillText = function (text, x, y) {
 def test_no_label_stands_on_another_and_the_chosen_steps_have_theirs(
     browser: Browser, engine: GatedEngine, url: str, width: int
 ) -> None:
-    """Of a recorded search of 64 steps, most of which were pruned or not chosen."""
+    """For a recorded search of 64 steps, most of which were pruned or not chosen."""
     page = browser.new_page(viewport={"width": width, "height": 900}, reduced_motion="reduce")
     page.add_init_script(LABELS)
     page.goto(url)
@@ -364,7 +364,7 @@ def test_what_a_finger_presses_is_large_enough(
 def test_axe_finds_nothing(
     browser: Browser, engine: GatedEngine, url: str, width: int, scheme: str
 ) -> None:
-    """Neither beside a recording nor with a tree, its outline and a selected step."""
+    """Neither beside a recording, nor with a tree, its outline and a selected step."""
     engine.allow()
     page = visit(browser, url, width=width, scheme=scheme)
     assert faults(page) == []
@@ -378,7 +378,7 @@ def test_axe_finds_nothing(
 
 
 def large_tree() -> dict[str, Any]:
-    """A document with NODES nodes: six children everywhere, most of them pruned."""
+    """Return a document with NODES nodes: six children each, most of them pruned."""
     nodes = [
         {
             "id": node,
@@ -397,7 +397,7 @@ def large_tree() -> dict[str, Any]:
 
 
 def test_two_thousand_nodes_are_walked_and_moved(browser: Browser, url: str) -> None:
-    """All are there, in the tree and in its outline, which is dragged, made larger and walked."""
+    """Tree and outline have them all; the tree is dragged, zoomed and walked by keyboard."""
     page = visit(browser, url)
     content = json.dumps(large_tree()).encode()
     page.set_input_files(

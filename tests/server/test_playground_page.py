@@ -1,4 +1,4 @@
-"""The playground as it is served; ``test_playground.py`` uses it in a browser."""
+"""The playground's files as they are served; ``test_playground.py`` uses it in a browser."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TYPES = {
 
 @pytest.mark.promise("The playground needs nothing from elsewhere, and axe finds no fault in it")
 async def test_the_page_needs_nothing_from_elsewhere(http: httpx2.AsyncClient) -> None:
-    """Every file that a file names is served, with its type and a policy that allows no other."""
+    """Every file that a file names is served, with its type and a policy that forbids others."""
     visited: set[str] = set()
     waiting = ["/"]
     while waiting:
@@ -45,7 +45,7 @@ async def test_the_page_needs_nothing_from_elsewhere(http: httpx2.AsyncClient) -
 
 
 async def test_a_browser_that_has_a_file_is_not_sent_it_again(http: httpx2.AsyncClient) -> None:
-    """It says which it has; HEAD asks without taking."""
+    """It sends the file's tag; HEAD gets no body."""
     first = await http.get("/playground/main.js")
     tag = first.headers["etag"]
     cached = await http.get("/playground/main.js", headers={"if-none-match": f'"other", W/{tag}'})
@@ -57,7 +57,7 @@ async def test_a_browser_that_has_a_file_is_not_sent_it_again(http: httpx2.Async
 
 
 def test_what_the_bundled_model_knows_is_told_by_how_questions_begin() -> None:
-    """Every task's questions, and no other text."""
+    """The forms match every task's questions, and no other text."""
     forms = [re.compile(form.replace("(?<", "(?P<")) for form in KNOWN_FORMS]
     for task in TASKS.values():
         for question in task.questions("dev", 20):
@@ -76,7 +76,7 @@ async def test_the_page_knows_policies_and_examples(http: httpx2.AsyncClient) ->
 
 @pytest.mark.parametrize("settings", [{"api_keys": "ann:secret"}], indirect=True)
 async def test_the_page_is_open_and_asks_for_the_key(http: httpx2.AsyncClient) -> None:
-    """Who has no key gets the page, which says that one is needed, and nothing else."""
+    """Without a key a client gets the page, which says that a key is needed, and nothing else."""
     assert (await http.get("/")).status_code == 200
     facts = (await http.get("/playground/facts.json")).json()
     assert facts["key_needed"] is True

@@ -36,16 +36,16 @@ QUESTIONS = (
     "Use 3 4 12 13 to make 24.",
     "Use 9 9 12 13 to make 24.",
 )
-"""Of the dev split; a plain sample solves each every third time or more often."""
+"""Of the dev split; a plain sample solves each at least every third time."""
 WIDTHS = {"self_consistency": 64}
-"""Of 16 where none is said: without rewards a majority among derivations needs more of them."""
+"""Others have 16; without rewards a majority among derivations needs more of them."""
 PATIENT = {"probe_seconds": "60", "connect_seconds": "60"}
-"""With servers that share their cores."""
+"""Timeouts for servers that share their cores."""
 
 
 @pytest.fixture(scope="module")
 def policy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The policy's server, which tells what it had cached."""
+    """The policy's server, which reports cached tokens."""
     assert VLLM.is_file(), "make vllm-env first"
     log = tmp_path_factory.mktemp("logs") / "policy"
     with serving(SPRIG_FOLDER / "policy", log, ["--enable-prompt-tokens-details"]) as url:
@@ -86,7 +86,7 @@ def published(policy: str, prm: Path, tmp_path_factory: pytest.TempPathFactory) 
 
 
 def run_search(server: Server, question: str, **search: Any) -> dict[str, Any]:
-    """The document of ``/v1/search``."""
+    """Return the document of ``/v1/search``."""
     width = WIDTHS.get(search["policy"], 16)
     body = {"question": question, "search": {"width": width, "seed": 0, **search}}
     answer = httpx2.post(f"{server.url}/v1/search", json=body, timeout=600)
@@ -94,7 +94,7 @@ def run_search(server: Server, question: str, **search: Any) -> dict[str, Any]:
 
 
 def total(http: httpx2.Client, tokens: str) -> float:
-    """Tokens of all searches."""
+    """Return the counter of these tokens, over all searches."""
     return metric(http, f"hedgerow_{tokens}_tokens_total", served="sprig")
 
 
@@ -117,8 +117,8 @@ def test_every_policy_is_right(bundled: Server, name: str) -> None:
 
 
 def test_a_plain_reply_is_drawn_by_vllms_parameters(bundled: Server) -> None:
-    """The likeliest token alone is the reply at temperature 0; the output's penalties, which vLLM
-    would count anew in each request, are refused by name."""
+    """At temperature 0 the reply is the likeliest one; penalties on the output, which vLLM would
+    count anew in each request, are refused by name."""
     client = OpenAI(base_url=f"{bundled.url}/v1", api_key="any", max_retries=0, timeout=600)
 
     def reply(temperature: float, **fields: Any) -> str:
@@ -142,7 +142,7 @@ def test_a_plain_reply_is_drawn_by_vllms_parameters(bundled: Server) -> None:
 
 
 def test_what_was_read_before_is_cached(bundled: Server) -> None:
-    """In whole blocks: nothing that a search had read is computed again."""
+    """In whole blocks: nothing that a search has read is computed again."""
     with httpx2.Client(base_url=bundled.url, timeout=60) as http:
         before = total(http, "prefix_expected")
         document = run_search(bundled, QUESTIONS[0], policy="rebase")
@@ -155,7 +155,7 @@ def test_what_was_read_before_is_cached(bundled: Server) -> None:
 def test_what_is_not_cached_is_counted_and_said_once(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Of a server that caches nothing, behind what is said to keep trees together."""
+    """A server that caches nothing, behind a route that is declared to keep trees together."""
     flags = ["--enable-prompt-tokens-details", "--no-enable-prefix-caching"]
     with serving(SPRIG_FOLDER / "policy", tmp_path / "log", flags) as url:
         server = Server(
@@ -190,7 +190,7 @@ def test_rewards_are_those_of_transformers(published: Server, prm: Path) -> None
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_searches_end_with_such_rewards(published: Server, name: PolicyName) -> None:
-    """Random ones, of every step that its policy has scored."""
+    """The rewards are random; every step that the policy needs scored has one."""
     document = run_search(published, QUESTIONS[0], policy=name, width=4)
     rewards = [node["reward"] for node in document["tree"]["nodes"][1:]]
     assert document["stop_reason"] in ("answered", "width_spent", "depth")

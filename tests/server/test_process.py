@@ -1,4 +1,4 @@
-"""The real thing: the server's own process with the bundled models, and the command line."""
+"""The server's own process with the bundled models, and the command line."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SEARCH = {"model": "sprig", "messages": MESSAGES, "search": {"width": 2, "seed":
 
 
 def test_the_listening_socket_answers_at_once() -> None:
-    """TCP by name, so that accepted connections send small writes without waiting 40 ms."""
+    """The socket's protocol is TCP, so that small writes are sent without waiting 40 ms."""
     with listen("127.0.0.1", 0) as bound:
         assert bound.proto == socket.IPPROTO_TCP
         bound.listen()
@@ -38,7 +38,7 @@ def test_the_listening_socket_answers_at_once() -> None:
 
 
 class Server(Served):
-    """A server process with its log; ``words``: more of its command line."""
+    """A server process that keeps its log; ``words`` are further command-line words."""
 
     def __init__(self, *words: str, **settings: str) -> None:
         self.log: list[str] = []
@@ -47,12 +47,12 @@ class Server(Served):
         super().__init__(*words, heard=self.log.append, **settings)
 
     def stop(self) -> int:
-        """SIGTERM, and wait; the exit status."""
+        """Send SIGTERM and wait; return the exit status."""
         self.process.send_signal(signal.SIGTERM)
         return self.wait()
 
     def wait(self) -> int:
-        """The exit status; every line of the log has been read by then."""
+        """Wait for the exit and the whole log; return the exit status."""
         status = self.process.wait(timeout=120)
         self._reader.join()
         return status
@@ -69,25 +69,25 @@ def server() -> Iterator[Server]:
 
 @pytest.fixture
 def http(server: Server) -> Iterator[httpx2.Client]:
-    """A plain client."""
+    """A plain HTTP client of the server."""
     with httpx2.Client(base_url=server.url, timeout=120) as client:
         yield client
 
 
 def metric(http: httpx2.Client, name: str, **labels: str) -> float:
-    """A sample of /metrics; 0 for labels that have not been seen yet."""
+    """Return a sample of /metrics; 0 for labels that have not been seen yet."""
     rows = samples(http.get("/metrics").text)
     return next((row.value for row in rows if (row.name, row.labels) == (name, labels)), 0.0)
 
 
 def until(http: httpx2.Client, name: str, value: float, **labels: str) -> None:
-    """Look at a sample again and again until it has that value."""
+    """Poll a sample until it has this value."""
     while metric(http, name, **labels) != value:
         pass
 
 
 def test_the_openai_client_searches(server: Server) -> None:
-    """The reply is a derivation with its answer; the same seed says the same again."""
+    """The reply is a derivation with its answer; the same seed gives the same tree."""
     client = OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0)
 
     def run_search() -> dict:
@@ -119,7 +119,7 @@ def test_health_stays_quick_while_the_engine_works(http: httpx2.Client) -> None:
 
 
 def test_clients_that_leave_hold_no_kv(server: Server, http: httpx2.Client) -> None:
-    """Plain and streamed, they give up at once; the trees are aborted, no KV stays active."""
+    """Plain and streamed clients give up at once; the trees are aborted, no KV stays active."""
     impatient = OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0, timeout=0.2)
     before = metric(http, "hedgerow_disconnects_total")
     for _ in range(3):
@@ -142,8 +142,8 @@ def test_clients_that_leave_hold_no_kv(server: Server, http: httpx2.Client) -> N
 def test_streams_whose_clients_close_at_once_do_not_go_on(
     server: Server, http: httpx2.Client
 ) -> None:
-    """Twenty of twenty: their clients send the request and close, and none of them ends otherwise
-    than cancelled, begun or not. Nobody's fault is in the log."""
+    """Twenty clients send the request and close at once: each search is cancelled, begun or not,
+    and none ends otherwise. The log has no unretrieved exception."""
     address = http.base_url.host, http.base_url.port
     search = {"policy": "rebase", "width": 64, "trajectory_tokens": 300}
     content = json.dumps({"question": QUESTION, "stream": True, "search": search}).encode()
@@ -170,7 +170,7 @@ def test_streams_whose_clients_close_at_once_do_not_go_on(
 
 
 def test_solve_and_replay_over_http(server: Server, http: httpx2.Client, tmp_path: Path) -> None:
-    """``--url`` uses the running server; a chat response of it replays."""
+    """``--url`` uses the running server, and its chat responses replay."""
     process = subprocess.run(
         [*COMMAND, "solve", QUESTION, "--width", "2", "--seed", "5", "--json", "--url", server.url],
         capture_output=True,
@@ -186,7 +186,7 @@ def test_solve_and_replay_over_http(server: Server, http: httpx2.Client, tmp_pat
 
 @pytest.mark.slow
 def test_a_killed_engine_is_told_and_comes_back(server: Server, http: httpx2.Client) -> None:
-    """Whoever waits gets a 503; soon after the server is ready again and answers as before."""
+    """A waiting request gets a 503; soon the server is ready again and answers as before."""
     before = http.post("/v1/chat/completions", json=SEARCH).json()["search"]["tree_digest"]
     with ThreadPoolExecutor(1) as pool:
         wide = SEARCH | {"search": {"width": 256}}

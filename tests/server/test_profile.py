@@ -1,4 +1,4 @@
-"""What a profile adds to a request: a system message, for searches, where there is none."""
+"""What a profile adds to a search: a system message, if the request has none."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Recording(PlainText):
         self.conversations: list[tuple[str, ...]] = []
 
     def encode_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
-        """As before."""
+        """Note the roles and encode."""
         self.conversations.append(tuple(message["role"] for message in messages))
         return super().encode_chat(messages)
 
@@ -43,7 +43,7 @@ class Recording(PlainText):
 async def test_a_search_is_asked_to_work_in_steps(
     path: str, fields: dict[str, Any], profile: str, roles: tuple[str, ...]
 ) -> None:
-    """A plain reply is what any other server of the model would give."""
+    """A plain reply gets no system message, as on any other server of the model."""
     text = Recording()
     service = create_service(Settings(profile=profile), ScriptedEngine(), text)
     async with client_over(create_app(service)) as client:
@@ -54,7 +54,7 @@ async def test_a_search_is_asked_to_work_in_steps(
 
 
 def test_the_requests_own_system_message_stays_alone() -> None:
-    """Whatever the profile."""
+    """With every profile."""
     messages = [SYSTEM, *question()]
     for profile in PROFILES.values():
         assert under_profile(messages, profile) == messages

@@ -1,4 +1,4 @@
-"""The metrics are documented, bounded, and say what the engine says."""
+"""The metrics are documented, bounded, and repeat what the engine reports."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SEARCH = {"model": "sprig", "messages": question(), "search": {"width": 4, "seed
 
 
 def documented() -> dict[str, tuple[str, tuple[str, ...]]]:
-    """Kind and labels of every series on the page."""
+    """Return kind and labels of every series on the page."""
     return {
         name: (kind, tuple(re.findall(r"`(\w+)`", labels)))
         for name, kind, labels in ROW.findall(PAGE.read_text())
@@ -28,7 +28,7 @@ def documented() -> dict[str, tuple[str, tuple[str, ...]]]:
 
 
 async def test_the_page_has_every_series_and_no_other(http: httpx2.AsyncClient) -> None:
-    """Name, kind, labels and a question for each."""
+    """Each with its name, its kind, its labels and a question."""
     await http.post("/v1/chat/completions", json=SEARCH)
     await http.get("/admin/usage")  # refused
     text = (await http.get("/metrics")).text
@@ -42,7 +42,7 @@ async def test_the_page_has_every_series_and_no_other(http: httpx2.AsyncClient) 
 
 
 async def test_names_are_of_one_kind(http: httpx2.AsyncClient) -> None:
-    """One prefix, base units, counters by their suffix."""
+    """One prefix, base units, and the suffix ``_total`` for counters only."""
     text = (await http.get("/metrics")).text
     for name, kind in re.findall(r"^# TYPE (\w+) (\w+)$", text, re.M):
         assert name.startswith("hedgerow_")
@@ -53,7 +53,7 @@ async def test_names_are_of_one_kind(http: httpx2.AsyncClient) -> None:
 async def test_what_the_engine_gave_up_is_told_by_model_and_state(
     http: httpx2.AsyncClient, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of 10 evicted tokens, 4 were still a search's; the reward model's stand apart."""
+    """Of 10 evicted tokens, 4 were held by a search; the reward model's are counted apart."""
     usage = replace(
         await engine.usage(),
         totals=EngineCounters(evicted_tokens=10, held_evicted_tokens=4, prm_evicted_tokens=7),
@@ -74,7 +74,7 @@ async def test_what_the_engine_gave_up_is_told_by_model_and_state(
 
 
 def test_a_server_says_what_it_is() -> None:
-    """Version, model and engine as labels of one series that is always 1."""
+    """Version, model and engine are labels of one series that is always 1."""
     metrics = Metrics()
     metrics.serves("sprig", "embedded", "1.2", "torch")
     line = 'hedgerow_info{engine="embedded",kernel="torch",model="sprig",version="1.2"} 1.0'

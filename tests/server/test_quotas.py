@@ -1,4 +1,4 @@
-"""What keys have used and what they have left; what was cut off is booked too."""
+"""What keys have used and what they have left; requests that were cut off are booked too."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ ROOM = {"running": 1, "queued": 1, "width": 1, "depth": 1, "prompt_tokens": 1, "
 
 
 def test_a_days_tokens_come_back_at_midnight() -> None:
-    """10 a day: 4 + 6 spend them; the header says how long it is to midnight UTC; a reply that drew
-    nothing costs nothing."""
+    """10 a day: 4 + 6 use them up; the header has the seconds to midnight UTC; a reply without a
+    drawn token costs nothing."""
     now = 5 * DAY - 100.0
     quotas = Quotas(["ann"], Metrics(), lambda: now)
     ann = ApiKey(name="ann", tokens_a_day=10, **ROOM)
@@ -49,7 +49,7 @@ def test_a_days_tokens_come_back_at_midnight() -> None:
 
 
 def test_a_clock_that_is_set_back_gives_no_day_twice() -> None:
-    """Over midnight and back: what was used that day stays used."""
+    """Over midnight and back: the tokens used that day stay used."""
     now = 5 * DAY + 10.0
     quotas = Quotas(["ann"], Metrics(), lambda: now)
     ann = ApiKey(name="ann", tokens_a_day=10, **ROOM)
@@ -68,7 +68,7 @@ def test_a_clock_that_is_set_back_gives_no_day_twice() -> None:
 async def test_who_has_used_up_a_quota_is_refused(
     http: httpx2.AsyncClient, engine: ScriptedEngine, body: dict[str, Any]
 ) -> None:
-    """The reply that overdraws it is given whole; the next request is refused before it costs."""
+    """The reply that overdraws is given whole; the next request is refused before it costs."""
     assert (await http.post(CHAT, json=body)).status_code == 200
     calls = len(engine.expanded)
     for path in (CHAT, "/v1/completions", "/v1/search"):
@@ -84,7 +84,7 @@ async def test_who_has_used_up_a_quota_is_refused(
 async def test_leaving_midway_is_not_for_free(
     app: FastAPI, engine: ScriptedEngine, extra: dict[str, Any]
 ) -> None:
-    """What had been drawn by then is booked, and the prompt."""
+    """The prompt and what had been drawn by then are booked."""
 
     def wait_later(branch: Branch) -> str:
         engine.gate = asyncio.Event()

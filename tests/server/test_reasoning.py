@@ -1,4 +1,4 @@
-"""Models that think aloud: the thought is told apart, and holds no answer."""
+"""Models that think aloud: the thought is separated, and no answer is read from it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ THINKING = "<think>\nThe answer is 1? No.\n</think>\n\nThe answer is 2."
     ],
 )
 def test_a_thought_stands_at_the_beginning(text: str, inside: bool, parts: tuple[str, str]) -> None:
-    """Opened by the reply or by the prompt; one that is never closed leaves no reply."""
+    """Opened by the reply or by the prompt; a thought that is never closed leaves no reply."""
     assert split_reasoning(text, opened=inside) == parts
 
 
@@ -37,7 +37,7 @@ def test_a_thought_stands_at_the_beginning(text: str, inside: bool, parts: tuple
     st.booleans(),
 )
 def test_pieces_are_the_whole(pieces: list[str], inside: bool) -> None:
-    """However a text is cut, what is told of it piece by piece is what it is split into."""
+    """However a text is cut, its streamed parts join to what the whole text is split into."""
     saying = ReplyStream(inside, None)
     parts = [saying.more(piece) for piece in pieces]
     parts.append(saying.rest("".join(pieces)))
@@ -47,7 +47,7 @@ def test_pieces_are_the_whole(pieces: list[str], inside: bool) -> None:
 
 
 def test_a_template_may_open_the_thought() -> None:
-    """A prompt that ends with the tag has begun one; a tag further up has not."""
+    """A prompt that ends with the tag has begun a thought; an earlier tag has not."""
     assert opens_reasoning(encode("assistant:<think>\n"), lambda text: list(encode(text)))
     assert opens_reasoning(encode("assistant:<think>"), lambda text: list(encode(text)))
     assert not opens_reasoning(encode("<think>\n\n</think>\n\n"), lambda text: list(encode(text)))
@@ -66,7 +66,7 @@ async def test_a_thought_is_reasoning_content(openai: AsyncOpenAI, engine: Scrip
 async def test_answers_are_not_looked_for_in_thoughts(
     openai: AsyncOpenAI, engine: ScriptedEngine
 ) -> None:
-    """What was only considered does not vote; a thought that never ends has no answer."""
+    """Answers inside a thought do not vote; a thought that never ends has no answer."""
     body = {"search": {"policy": "self_consistency", "width": 2, "step_tokens": 200}}
 
     async def run() -> tuple[str | None, dict]:

@@ -1,4 +1,4 @@
-"""Structured output as OpenAI's and vLLM's clients ask for it; tokens are characters here."""
+"""Structured output, asked for as OpenAI's and vLLM's clients do; tokens are characters here."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/response
 
 
 class Step(BaseModel):
-    """One of a derivation."""
+    """One step of a derivation."""
 
     left: int
     why: str
 
 
 class Derivation(BaseModel):
-    """What a client wants to read."""
+    """The type that a client wants to read."""
 
     steps: list[Step]
     answer: int
@@ -41,12 +41,12 @@ ANY = '{"type":"object"}'
 
 @pytest.fixture
 def engine() -> ScriptedEngine:
-    """One that is held to schemas, as far as a script is."""
+    """An engine that is held to schemas, as far as a script can be."""
     return ScriptedEngine(grammar=True, say=saying(REPLY))
 
 
 def format_of(schema: Any, **changes: Any) -> dict[str, Any]:
-    """OpenAI's."""
+    """Return OpenAI's ``response_format`` for a schema."""
     fields = {"name": "derivation", "schema": schema, "strict": True}
     return {"type": "json_schema", "json_schema": fields | changes}
 
@@ -73,7 +73,7 @@ SPELLINGS: list[tuple[dict[str, Any], Any]] = [
 async def test_the_engine_is_told_the_schema(
     http: httpx2.AsyncClient, engine: ScriptedEngine, path: str, fields: dict[str, Any], schema: Any
 ) -> None:
-    """However it is spelled, once for all pieces of a reply."""
+    """In every spelling; it is the same for all pieces of a reply."""
     answer = await http.post(path, json=BODIES[path] | fields)
     assert answer.status_code == 200, answer.text
     grammars = {sampling.grammar for sampling in engine.samplings}
@@ -84,7 +84,7 @@ async def test_the_engine_is_told_the_schema(
 
 @pytest.mark.promise("OpenAI's `.parse` reads typed replies, from chat and from responses")
 async def test_openais_client_parses_a_reply(openai: AsyncOpenAI) -> None:
-    """Its schema is understood, and what looks like a thought within the JSON is none."""
+    """The client's schema is understood, and a thought's tag inside the JSON is only text."""
     chat = await openai.chat.completions.parse(
         model="sprig", messages=question(), response_format=Derivation, max_tokens=200
     )
@@ -142,7 +142,7 @@ async def test_openais_client_parses_a_reply(openai: AsyncOpenAI) -> None:
 async def test_what_cannot_be_is_refused_by_name(
     http: httpx2.AsyncClient, engine: ScriptedEngine, fields: dict[str, Any], param: str, words: str
 ) -> None:
-    """One error, before anything is drawn."""
+    """One error, before any draw."""
     error = await refusal(http, CHAT, BODIES[CHAT] | fields)
     assert error["param"] == param
     assert words in error["message"]
@@ -159,7 +159,7 @@ async def test_what_cannot_be_is_refused_by_name(
 async def test_a_response_names_its_own_fields(
     http: httpx2.AsyncClient, text_format: dict[str, Any], param: str
 ) -> None:
-    """As ``/v1/responses`` calls them."""
+    """By the names that ``/v1/responses`` has for them."""
     body = {"model": "sprig", "input": "What?", "text": {"format": text_format}}
     error = await refusal(http, RESPONSES, body)
     assert error["param"] == param
@@ -177,8 +177,8 @@ async def test_an_engine_that_cannot_is_named(
 
 
 async def test_a_schema_is_compiled_beside_the_event_loop() -> None:
-    """A large one takes a thread's time; whoever gives up waiting does not let others overtake it,
-    and one that has been compiled is known."""
+    """A large schema compiles in a thread; a waiter that gives up does not let others overtake it,
+    and a compiled schema is cached."""
     wide = AskedSchema("guided_json", {"properties": {f"p{i}": {} for i in range(1500)}})
     service, turns = create_service(Settings(), ScriptedEngine(), PlainText()), 0
     compiling = asyncio.ensure_future(service.grammar(wide))

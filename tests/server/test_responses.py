@@ -23,7 +23,7 @@ INSIDE = ["response.output_text.done", "response.content_part.done", "response.o
 
 
 async def test_a_plain_response(openai: AsyncOpenAI, engine: ScriptedEngine) -> None:
-    """Text in, text out, and what the client reads of it; nothing is stored."""
+    """Text in, text out, with the fields that the client reads; nothing is stored."""
     engine.say = saying(REPLY)
     response = await openai.responses.create(model="sprig", input="What?", instructions="Be brief.")
     assert response.output_text == REPLY
@@ -44,7 +44,7 @@ async def test_a_plain_response(openai: AsyncOpenAI, engine: ScriptedEngine) -> 
 
 
 async def test_turns_and_an_earlier_response(openai: AsyncOpenAI, engine: ScriptedEngine) -> None:
-    """Messages with and without parts; what a response put out may be sent back as it is."""
+    """Messages with and without parts; a response's output may be sent back unchanged."""
     engine.say = saying(THOUGHT)
     first = await openai.responses.create(model="sprig", input="What?")
     items: Any = [
@@ -59,7 +59,7 @@ async def test_turns_and_an_earlier_response(openai: AsyncOpenAI, engine: Script
 
 
 async def test_a_thought_is_an_item_of_its_own(openai: AsyncOpenAI, engine: ScriptedEngine) -> None:
-    """Before the message; streamed it ends where the reply begins, and both are told whole."""
+    """It precedes the message; in a stream it ends where the reply begins, and both come whole."""
     engine.say = saying(THOUGHT)
     response = await openai.responses.create(model="sprig", input="What?")
     reasoning, message = response.output
@@ -94,7 +94,7 @@ async def test_a_thought_is_an_item_of_its_own(openai: AsyncOpenAI, engine: Scri
 
 
 async def test_the_clients_own_stream(openai: AsyncOpenAI, engine: ScriptedEngine) -> None:
-    """``.stream`` accumulates what ``.create`` says."""
+    """``.stream`` accumulates the reply of ``.create``."""
     engine.say = saying(REPLY)
     text = ""
     async with openai.responses.stream(model="sprig", input="What?") as stream:
@@ -112,7 +112,7 @@ async def test_the_clients_own_stream(openai: AsyncOpenAI, engine: ScriptedEngin
 async def test_what_is_cut_is_incomplete(
     openai: AsyncOpenAI, engine: ScriptedEngine, stream: bool
 ) -> None:
-    """At ``max_output_tokens``, with the reason."""
+    """At ``max_output_tokens``, with that reason."""
     engine.say = saying(REPLY)
     fields: Any = {"model": "sprig", "input": "What?", "max_output_tokens": 5}
     response: Any = await openai.responses.create(**fields, stream=stream)
@@ -128,7 +128,7 @@ async def test_what_is_cut_is_incomplete(
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_search(openai: AsyncOpenAI, stream: bool) -> None:
-    """The tree that a chat with the same ``search`` has; rounds are told where a summary is asked
+    """The tree is that of a chat with the same ``search``; rounds are told if a summary is asked
     for."""
     completion = await chat(openai, "What?", search=SEARCH, include_reasoning=True)
     response: Any = await openai.responses.create(
@@ -148,7 +148,7 @@ async def test_a_search(openai: AsyncOpenAI, stream: bool) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_log_probabilities(openai: AsyncOpenAI, engine: ScriptedEngine, stream: bool) -> None:
-    """Where ``include`` names them."""
+    """They are returned if ``include`` names them."""
     engine.say = saying(REPLY)
     fields: Any = {"model": "sprig", "input": "What?", "top_logprobs": 2, "stream": stream}
     response: Any = await openai.responses.create(
@@ -168,7 +168,7 @@ async def test_log_probabilities(openai: AsyncOpenAI, engine: ScriptedEngine, st
     "`/v1/responses` is drawn as a chat is, and its stream tells each item whole, once"
 )
 async def test_it_is_drawn_as_a_chat_is(openai: AsyncOpenAI, engine: ScriptedEngine) -> None:
-    """By the same seed and sampling parameters."""
+    """With the same seed and sampling parameters."""
     engine.logits_params = LOGITS_PARAMS
     fields: Any = {"temperature": 0.5, "top_p": 0.9}
     extra: Any = {"seed": 7, "top_k": 5, "presence_penalty": 0.5}
@@ -194,7 +194,7 @@ async def test_a_stream_that_fails_says_so(app: FastAPI, engine: ScriptedEngine)
 
 @pytest.mark.parametrize("name", RESPONSES)
 async def test_what_is_not_offered_is_refused_by_name(http: httpx2.AsyncClient, name: str) -> None:
-    """Its neutral values are taken."""
+    """Neutral values of these fields are accepted."""
     body = {"model": "sprig", "input": "What?", "max_output_tokens": 3}
     error = await refusal(http, "/v1/responses", body | {name: "word"})
     assert error["param"] == name
@@ -238,7 +238,7 @@ async def test_what_is_not_offered_is_refused_by_name(http: httpx2.AsyncClient, 
 async def test_what_is_wrong_is_named(
     http: httpx2.AsyncClient, change: dict[str, Any], param: str, words: str
 ) -> None:
-    """By its name here, not the chat's."""
+    """By the field's name here, not the chat's."""
     answer = await http.post("/v1/responses", json={"model": "sprig", "input": "What?"} | change)
     error = answer.json()["error"]
     assert error["param"] == param, error

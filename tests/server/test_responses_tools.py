@@ -30,7 +30,7 @@ def app(settings: Settings, engine: ScriptedEngine) -> FastAPI:
 
 
 async def run_both(openai: AsyncOpenAI, **fields: Any) -> tuple[Any, list[Any]]:
-    """The response that a stream ends with, which is the whole one's, and its events."""
+    """Return the whole response and a stream's events; check that both end with the same items."""
     response = await openai.responses.create(**fields)
     async with openai.responses.stream(**fields) as stream:
         events = [event async for event in stream]
@@ -45,7 +45,7 @@ async def run_both(openai: AsyncOpenAI, **fields: Any) -> tuple[Any, list[Any]]:
 
 
 async def test_the_model_may_call(openai: AsyncOpenAI, engine: ScriptedEngine) -> None:
-    """Text and calls are items; what was sent is echoed."""
+    """Text and calls are items; the request's fields are echoed."""
     engine.say = saying(REPLY)
     response, _ = await run_both(openai, **BODY)
     assert decode(engine.expanded[0][0].tokens) == "tool: add\ntool: weather\nuser: 2 and 3?\n"
@@ -65,7 +65,7 @@ async def test_the_model_may_call(openai: AsyncOpenAI, engine: ScriptedEngine) -
 
 
 async def test_a_tool_that_must_be_called(openai: AsyncOpenAI, engine: ScriptedEngine) -> None:
-    """Its arguments are streamed as they come, and no message is beside them."""
+    """Its arguments are streamed as they are drawn, and there is no message beside them."""
     engine.grammar, engine.say = True, saying(ARGUMENTS)
     response, events = await run_both(
         openai, **BODY, tool_choice={"type": "function", "name": "add"}
@@ -95,7 +95,7 @@ async def test_a_search_that_must_call(openai: AsyncOpenAI, engine: ScriptedEngi
 
 
 async def test_a_call_that_is_cut(openai: AsyncOpenAI, engine: ScriptedEngine) -> None:
-    """Is incomplete, as its response is."""
+    """Both the call and its response are incomplete."""
     engine.grammar, engine.say = True, saying(ARGUMENTS)
     fields = BODY | {"tools": [TOOL], "tool_choice": "required", "max_output_tokens": 6}
     response = await openai.responses.create(**fields)
@@ -105,7 +105,7 @@ async def test_a_call_that_is_cut(openai: AsyncOpenAI, engine: ScriptedEngine) -
 
 
 async def test_calls_and_results_go_back_in(openai: AsyncOpenAI, engine: ScriptedEngine) -> None:
-    """What a response put out, and what the tools told then."""
+    """A response's items, and the tools' results."""
     engine.say = saying(REPLY)
     first = await openai.responses.create(**BODY)
     calls = [item for item in first.output if item.type == "function_call"]
@@ -150,7 +150,7 @@ async def test_calls_and_results_go_back_in(openai: AsyncOpenAI, engine: Scripte
 async def test_what_is_wrong_is_named(
     http: httpx2.AsyncClient, change: dict[str, Any], param: str
 ) -> None:
-    """By the names that it has here."""
+    """By the field's name in ``/v1/responses``."""
     error = await refusal(http, "/v1/responses", BODY | change)
     assert error["param"] == param
     assert error["message"].startswith(param)

@@ -1,4 +1,4 @@
-"""Sampling parameters on their way to an engine: of plain replies, of searches, and refused."""
+"""Sampling parameters that reach the engine, for plain replies and searches, or are refused."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 
 @pytest.fixture
 def engine() -> ScriptedEngine:
-    """One that honours all of them."""
+    """An engine that supports all of them."""
     return ScriptedEngine(logits_params=LOGITS_PARAMS)
 
 
 def body(**fields: Any) -> dict[str, Any]:
-    """A short request."""
+    """Return a short request."""
     return {"model": "sprig", "messages": question(), "max_tokens": 20, "seed": 1} | fields
 
 
 async def answer_to(http: httpx2.AsyncClient, path: str, request: dict[str, Any]) -> dict[str, Any]:
-    """The answer, which is no error."""
+    """Post a request and return the answer, which must be no error."""
     answer = await http.post(path, json=request)
     assert answer.status_code == 200, answer.text
     return answer.json()
@@ -47,7 +47,7 @@ async def answer_to(http: httpx2.AsyncClient, path: str, request: dict[str, Any]
 async def test_a_plain_reply_is_drawn_by_them(
     http: httpx2.AsyncClient, engine: ScriptedEngine
 ) -> None:
-    """Chat and text alike; the output begins after the prompt."""
+    """For chat and text alike; the output begins after the prompt."""
     await answer_to(http, CHAT, body(**FIELDS))
     assert engine.samplings[-1].logits == UNDERSTOOD
     assert engine.samplings[-1].prompt_tokens == len("user: What is it?\n")
@@ -57,7 +57,7 @@ async def test_a_plain_reply_is_drawn_by_them(
 
 
 async def test_a_search_is_drawn_by_them(http: httpx2.AsyncClient, engine: ScriptedEngine) -> None:
-    """What stands beside ``search`` counts for its draws; what stands in it wins, and is told."""
+    """Fields beside ``search`` apply to its draws; fields in it win, and the spec has them."""
     spec = (await answer_to(http, CHAT, body(**FIELDS, search=SEARCH)))["search"]["spec"]
     assert engine.samplings[-1].logits == UNDERSTOOD
     assert spec["logit_bias"] == {"7": 1.5, "50": -100}
@@ -82,7 +82,7 @@ async def test_neutral_values_change_nothing(
 
 
 async def test_a_thinking_budget_caps_a_trajectory(http: httpx2.AsyncClient) -> None:
-    """Of it and of ``max_tokens`` the smaller one holds."""
+    """The smaller of the budget and ``max_tokens`` is the limit."""
     for budget, expected in ((7, 7), (70, 20)):
         request = body(search=SEARCH, thinking_token_budget=budget)
         answer = await answer_to(http, CHAT, request)
@@ -118,7 +118,7 @@ async def test_what_cannot_be_is_refused_by_name(
 async def test_an_engine_that_does_not_honour_one_says_so(
     http: httpx2.AsyncClient, engine: ScriptedEngine, name: str
 ) -> None:
-    """By its name, plain or searched; the others are taken."""
+    """The error names the parameter, plain or searched; the others are accepted."""
     engine.logits_params = tuple(parameter for parameter in LOGITS_PARAMS if parameter != name)
     for request, prefix in ((body(**FIELDS), ""), (body(search=SEARCH | FIELDS), "search.")):
         error = await refusal(http, CHAT, request)

@@ -1,4 +1,4 @@
-"""Whatever is sent, by the OpenAPI document or against it: an answer or a 4xx, never a 5xx."""
+"""Any request, by the OpenAPI document or against it, gets an answer or a 4xx, never a 5xx."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from tests.server.conftest import PlainText, client_over
 
 AT_LENGTH = "SCHEMA_EXAMPLES" in os.environ
 EXAMPLES = int(os.environ.get("SCHEMA_EXAMPLES", "4"))
-"""An operation; 650 are some 5,200 cases in all (six operations have one case each)."""
+"""Per operation; 650 make some 5,200 cases in all (six operations have one case each)."""
 
 LIMITS = {"max_width": 8, "max_depth": 6, "admin_key": "root", "deadline_seconds": 5}
 CHECKS = (
@@ -54,7 +54,7 @@ CHECKS = (
     use_after_free,
     ensure_resource_availability,
 )
-"""Whatever schemathesis can tell from a document: good data is taken, bad data refused."""
+"""All checks of schemathesis by the document: good data is accepted, bad data refused."""
 UNTOLD = (
     *("on this server", "goes with votes that count", "the body may have at most"),
     *("as many questions as replies", "token ids are from", "one at a time is searched for"),
@@ -62,11 +62,11 @@ UNTOLD = (
     *("this model's chat template", "there are no tools to call", "one of the tools"),
     *("each name is there once", "the assistant's messages have them", "as JSON text"),
 )
-"""What is refused although the document does not tell: a key's limits, dials, schemas."""
+"""Refusals that the document does not describe: a key's limits, dials, schemas."""
 
 
 def make_app() -> Any:
-    """An app over the scripted engine, which takes whatever may be asked of one."""
+    """Return an app over the scripted engine with everything that an engine may support."""
     engine = ScriptedEngine(grammar=True, logits_params=LOGITS_PARAMS)
     return create_app(create_service(Settings(**LIMITS), engine, PlainText()))
 
@@ -85,8 +85,8 @@ schema.config.phases.coverage.enabled = AT_LENGTH
     derandomize=True,
 )
 def test_every_operation_keeps_to_the_document(case: Any) -> None:
-    """Statuses, content types and bodies as documented, for good data and bad; 504 is a search that
-    could not finish anything within the budgets that were drawn."""
+    """Statuses, content types and bodies are as documented, for good and bad data; 504 is a search
+    that could not finish within the budgets that were drawn."""
     response = case.call(headers={"authorization": "Bearer root"})
     if response.status_code != 504:
         limited = any(words in response.text for words in UNTOLD)
@@ -102,7 +102,7 @@ def test_every_operation_keeps_to_the_document(case: Any) -> None:
 
 
 def deep(depth: int) -> Any:
-    """Lists in lists."""
+    """Return nested lists of this depth."""
     value: Any = []
     for _ in range(depth):
         value = [value]
@@ -145,8 +145,8 @@ SEARCH_FIELDS = ["policy", "width", "seed", "temperature", "max_depth", "max_tok
 def test_odd_values_are_refused_by_name(
     path: str, change: dict[str, Any], search: dict[str, Any] | None
 ) -> None:
-    """Huge numbers, NaN, lone surrogates, deep nesting, in every field and in fields that nobody
-    knows: a reply or a 4xx in OpenAI's shape."""
+    """Huge numbers, NaN, lone surrogates and deep nesting, in every field and in unknown fields: a
+    reply or a 4xx in OpenAI's shape."""
     body = GOOD[path] | change | ({} if search is None else {"search": search})
     answer = asyncio.run(post(path, json.dumps(body).encode()))
     assert answer.status_code < 500 or answer.status_code == 504
@@ -191,7 +191,7 @@ def test_monstrous_bodies_are_refused(path: str, body: bytes) -> None:
 
 
 async def post(path: str, body: bytes) -> httpx2.Response:
-    """One request to a server of its own."""
+    """Send one request to a server of its own."""
     async with client_over(make_app()) as client:
         headers = {"content-type": "application/json"}
         return await client.post(path, content=body, headers=headers)

@@ -20,17 +20,17 @@ BODY: dict[str, Any] = {"question": "Q", "steps": ["a\n\n", "b"]}
 
 
 def rewards(*steps: str) -> list[float]:
-    """What the scripted engine says of each step of a reply, as it enters a tree."""
+    """Return the scripted engine's reward of each step, rounded as in a tree."""
     return [round_reward(judge(steps[:n])) for n in range(1, len(steps) + 1)]
 
 
 async def scores(http: httpx2.AsyncClient, body: dict[str, Any]) -> dict[str, Any]:
-    """The response to a good request."""
+    """Post a good request and return its response."""
     return (await http.post(SCORE, json=body)).raise_for_status().json()
 
 
 async def test_a_reward_a_step(http: httpx2.AsyncClient, engine: ScriptedEngine) -> None:
-    """One reply, in vLLM's shape; tokens are characters here, the question's template included."""
+    """One reply, in vLLM's shape; tokens are characters, including the question's template."""
     reply = await scores(http, BODY | {"seed": 5})
     expected = rewards("a\n\n", "b")
     assert reply["object"] == "list"
@@ -45,7 +45,7 @@ async def test_a_reward_a_step(http: httpx2.AsyncClient, engine: ScriptedEngine)
 
 
 async def test_a_steps_delimiter_need_not_be_sent(http: httpx2.AsyncClient) -> None:
-    """A step that another one follows has ended as the model ends one; the last is as it stands."""
+    """A step before another gets the model's delimiter; the last step is left as it is."""
     response = await scores(http, {"question": "Q", "steps": ["a", "b\n\n", "c"]})
     assert response["data"][0]["rewards"] == rewards("a\n\n", "b\n\n", "c")
 
@@ -53,7 +53,7 @@ async def test_a_steps_delimiter_need_not_be_sent(http: httpx2.AsyncClient) -> N
 async def test_many_share_what_they_have_in_common(
     http: httpx2.AsyncClient, engine: ScriptedEngine
 ) -> None:
-    """Questions side by side, one call a level; a step that two replies share is read once."""
+    """Questions run side by side, one call per level; a step of two replies is read once."""
     items: list[dict[str, Any]] = [
         {"question": "Q", "steps": ["a", "b"]},
         {"question": "Q", "steps": ["a", "c", "d"]},
@@ -95,7 +95,7 @@ async def test_many_share_what_they_have_in_common(
 async def test_vllms_spelling(
     http: httpx2.AsyncClient, path: str, texts: dict[str, Any], replies: list[list[str]]
 ) -> None:
-    """Questions and replies, one to one, one to many or in pairs; replies are cut into steps."""
+    """Questions and replies, one to one, one to many or in pairs; replies are split into steps."""
     response = (await http.post(path, json={"model": "sprig"} | texts)).json()
     assert [row["score"] for row in response["data"]] == [rewards(*steps)[-1] for steps in replies]
     assert [row["rewards"] for row in response["data"]] == [rewards(*steps) for steps in replies]
@@ -103,7 +103,7 @@ async def test_vllms_spelling(
 
 
 async def test_a_trees_steps_have_the_rewards_of_the_tree(http: httpx2.AsyncClient) -> None:
-    """What a search scored it would score again: the same path through the engine."""
+    """Scoring a search's steps again gives the same rewards, by the same path."""
     body = {"question": "Q", "search": {"policy": "beam", "width": 4, "seed": 3}}
     document = (await http.post("/v1/search", json=body)).json()
     nodes = {node["id"]: node for node in document["tree"]["nodes"]}
@@ -122,7 +122,7 @@ async def test_a_trees_steps_have_the_rewards_of_the_tree(http: httpx2.AsyncClie
 async def test_an_outcome_models_score_is_the_whole_replys(
     http: httpx2.AsyncClient, engine: ScriptedEngine
 ) -> None:
-    """Its steps have none; nothing but whole replies is read, all in one call."""
+    """Steps before the last have no reward; only whole replies are read, all in one call."""
     items = [{"question": "Q", "steps": ["a", "b"]}, {"question": "Q", "steps": ["c"]}]
     response = await scores(http, {"items": items})
     whole = [rewards("a\n\n", "b")[-1], rewards("c")[-1]]
@@ -138,7 +138,7 @@ async def test_an_outcome_models_score_is_the_whole_replys(
 async def test_without_a_reward_model_it_is_said(
     http: httpx2.AsyncClient, engine: ScriptedEngine
 ) -> None:
-    """Nothing to score with, or the log-probabilities of drawn steps alone: not worth a retry."""
+    """No model to score with, or only log-probabilities of drawn steps: not worth a retry."""
     error = await refusal(http, SCORE, BODY)
     assert error["code"] == "no_reward_model"
     assert "--reward-model" in error["message"]
@@ -169,7 +169,7 @@ async def test_without_a_reward_model_it_is_said(
 async def test_what_is_wrong_is_named(
     http: httpx2.AsyncClient, engine: ScriptedEngine, body: dict[str, Any], param: str, words: str
 ) -> None:
-    """Field, value and what is needed, before anything is read."""
+    """The error has the field, its value and what is needed, before any read."""
     error = await refusal(http, SCORE, body, 404 if param == "model" else 400)
     assert error["param"] == param
     assert words in error["message"]
@@ -193,7 +193,7 @@ LIMITS = {"max_width": 2, "max_depth": 3, "max_tree_tokens": 40, "max_prompt_tok
 async def test_a_keys_limits_hold(
     http: httpx2.AsyncClient, body: dict[str, Any], param: str
 ) -> None:
-    """Of a search's width, depth, tree and prompt."""
+    """The limits are those on a search's width, depth, tree and prompt."""
     error = await refusal(http, SCORE, body)
     assert error["param"] == param
     assert "at most" in error["message"]
@@ -215,7 +215,7 @@ async def test_what_is_read_is_the_keys(http: httpx2.AsyncClient) -> None:
 
 
 def stall_after(calls: int, engine: ScriptedEngine) -> None:
-    """Have the engine answer so many calls to score, and none after them."""
+    """Let the engine answer this many calls to score, and hang in the next."""
 
     def stop() -> None:
         if len(engine.scored) == calls:
@@ -242,7 +242,7 @@ async def test_the_deadline_is_said_and_nothing_is_held(
 async def test_a_client_that_leaves_takes_its_work_along(
     app: FastAPI, engine: ScriptedEngine
 ) -> None:
-    """The engine lets go of every tree; what was read is booked."""
+    """The engine releases every tree; what was read is booked."""
     stall_after(1, engine)
     items = [BODY, {"question": "R", "steps": ["c", "d"]}]
     call = Call(app, SCORE, {"items": items})
@@ -257,7 +257,7 @@ async def test_a_client_that_leaves_takes_its_work_along(
 
 
 class OneFails(ScriptedEngine):
-    """Gives no reward of use after the question R."""
+    """Returns invalid rewards for the question R."""
 
     async def score(
         self,
@@ -266,7 +266,7 @@ class OneFails(ScriptedEngine):
         question: str,
         trajectories: Sequence[Trajectory],
     ) -> list[float]:
-        """Above 1, or for ever at work."""
+        """Return rewards above 1 for R, else score as scripted."""
         if question == "R":
             return [2.0] * len(trajectories)
         return await super().score(tree, prompt, question, trajectories)
@@ -277,7 +277,7 @@ class OneFails(ScriptedEngine):
 async def test_one_questions_fault_ends_all_of_its_request(
     http: httpx2.AsyncClient, engine: ScriptedEngine
 ) -> None:
-    """And leaves nothing at work for the others."""
+    """No work for the other questions goes on."""
     error = await refusal(http, SCORE, {"items": [BODY, {"question": "R", "steps": ["a"]}]}, 500)
     assert error["code"] == "reward_missing"
     assert len(engine.aborted) == 2

@@ -26,18 +26,18 @@ from tests.server.conftest import client_over
 
 SCORE = "/v1/score"
 WITHIN = 1e-4
-"""Rewards are rounded to as much: half of it is rounding."""
+"""Rewards are rounded to this; half of it is rounding."""
 
 
 @pytest.fixture(scope="module")
 def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The policy beside all of them."""
+    """The policy beside all reward models."""
     return make_checkpoint(tmp_path_factory.mktemp("policy"))
 
 
 @asynccontextmanager
 async def serving(policy: Path, prm: Path | None, form: str) -> AsyncIterator[httpx2.AsyncClient]:
-    """A client of a server over an embedded engine with this reward model."""
+    """Yield a client of a server over an embedded engine with this reward model."""
     model = None if prm is None else str(prm)
     options = EngineOptions(
         str(policy), model, form, prm_kv_tokens=2000, batch_limit=8, threads=1, strict=True
@@ -51,7 +51,7 @@ async def serving(policy: Path, prm: Path | None, form: str) -> AsyncIterator[ht
 
 
 async def rewards(client: httpx2.AsyncClient, body: dict[str, Any]) -> list[list[float | None]]:
-    """Of each reply."""
+    """Return each reply's rewards."""
     response = (await client.post(SCORE, json=body)).raise_for_status().json()
     return [row["rewards"] for row in response["data"]]
 
@@ -89,7 +89,7 @@ async def test_rewards_are_those_of_transformers(form: str, policy: Path, tmp_pa
 
 
 async def test_an_outcome_models_too(policy: Path, tmp_path: Path) -> None:
-    """Each reply whole."""
+    """Only each whole reply has a reward."""
     prm = outcome_model.make_outcome_model(tmp_path)
     replies = [t.texts for t in outcome_model.trajectories()]
     items = [{"question": outcome_model.QUESTION, "steps": steps} for steps in replies]
@@ -101,7 +101,7 @@ async def test_an_outcome_models_too(policy: Path, tmp_path: Path) -> None:
 
 
 async def test_a_judges_verdicts_repeat_by_their_seed(policy: Path, tmp_path: Path) -> None:
-    """Alone or in company; another seed draws others."""
+    """Alone or beside others; another seed draws other verdicts."""
     file = tmp_path / "digit.json"
     file.write_text(
         json.dumps(
@@ -121,7 +121,7 @@ async def test_a_judges_verdicts_repeat_by_their_seed(policy: Path, tmp_path: Pa
 
 
 async def test_log_probabilities_are_no_reward_model(policy: Path) -> None:
-    """``none`` scores what it has drawn, not what a client gives."""
+    """The format ``none`` can score only what the policy has drawn, not a client's steps."""
     async with serving(policy, None, "none") as client:
         answer = await client.post(SCORE, json={"question": QUESTION, "steps": STEPS})
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "no_reward_model")

@@ -1,4 +1,4 @@
-"""``/v1/search``: the document, its events, and searches by id."""
+"""``/v1/search``: the document, its events, and access to searches by id."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BODY: dict[str, Any] = {"question": "What?", "search": {"policy": "rebase", "wid
 
 
 async def test_the_document_holds_the_whole_search(http: httpx2.AsyncClient) -> None:
-    """Answers by falling weight, usage, stats, and a tree whose digest is the one stated."""
+    """Answers by falling weight, usage, stats, and a tree with the stated digest."""
     document = (await http.post("/v1/search", json=BODY)).json()
     tree = from_json(document["tree"])
     assert tree_digest(tree, document["answer"]) == document["tree_digest"]
@@ -48,7 +48,7 @@ HALVES = ["The answer is 0.5.", "I do not know.", "The answer is 1/2.", r"Then \
 async def test_equal_answers_vote_together(
     http: httpx2.AsyncClient, engine: ScriptedEngine, votes: dict[str, int], unread: int
 ) -> None:
-    """One half is one answer in two spellings, unless spelling decides; the histogram is whole."""
+    """One half is one answer in two spellings, except as text; the histogram counts all replies."""
     engine.say = lambda branch: HALVES[branch.child]
     search = {"policy": "best_of_n", "width": 4, "seed": 1, "vote": "majority"}
     document = (await http.post("/v1/search", json={"question": "What?", "search": search})).json()
@@ -62,7 +62,7 @@ async def test_equal_answers_vote_together(
 async def test_a_search_stops_by_consensus_where_it_is_asked_to(
     http: httpx2.AsyncClient, engine: ScriptedEngine
 ) -> None:
-    """Three of four agree at once; what is neither a word nor a probability is refused by name."""
+    """Three of four agree at once; a value that is neither word nor probability is refused."""
     engine.say = lambda b: "s\n\n" if b.child == 3 else "The answer is 1."
     search = {"policy": "self_consistency", "width": 4, "seed": 1, "consensus": "certain"}
     document = (await http.post("/v1/search", json={"question": "?", "search": search})).json()
@@ -85,7 +85,7 @@ async def test_messages_and_question_ask_the_same(http: httpx2.AsyncClient) -> N
 
 
 def events_of(text: str) -> list[tuple[int, str, dict[str, Any]]]:
-    """Number, name and data of each server-sent event."""
+    """Return number, name and data of each server-sent event."""
     events = []
     for block in text.strip().split("\n\n"):
         fields = dict(line.split(": ", 1) for line in block.splitlines())
@@ -94,7 +94,7 @@ def events_of(text: str) -> list[tuple[int, str, dict[str, Any]]]:
 
 
 async def test_the_events_tell_the_whole_tree(http: httpx2.AsyncClient) -> None:
-    """A client that follows the stream rebuilds the tree that the digest is of."""
+    """A client that follows the stream can rebuild the tree with the stated digest."""
     events = events_of((await http.post("/v1/search", json=BODY | {"stream": True})).text)
     assert [number for number, _, _ in events] == list(range(len(events)))
     names = [name for _, name, _ in events]
@@ -128,7 +128,7 @@ async def test_a_finished_search_can_be_read_again_and_deleted(http: httpx2.Asyn
 async def test_deleting_a_running_search_cancels_it(
     app: FastAPI, http: httpx2.AsyncClient, engine: ScriptedEngine, stream: bool
 ) -> None:
-    """Its tree is let go, and its own client is told instead of left hanging."""
+    """Its tree is released, and its client gets an error instead of hanging."""
     engine.gate = asyncio.Event()
     call = Call(app, "/v1/search", BODY | {"stream": stream})
     await engine.waiting.wait()
@@ -182,7 +182,7 @@ async def test_a_background_search_goes_on_without_its_client(
     http: httpx2.AsyncClient, engine: ScriptedEngine, app: FastAPI
 ) -> None:
     """202 at once; its events can be read from any number on, also while it runs; the document is
-    what the same search says in the foreground."""
+    that of the same search in the foreground."""
     engine.gate = asyncio.Event()
     answer = await http.post("/v1/search", json=BODY | {"background": True})
     assert (answer.status_code, answer.json()["status"]) == (202, "running")
@@ -208,7 +208,7 @@ async def test_a_background_search_goes_on_without_its_client(
 async def test_a_background_stream_survives_its_reader(
     app: FastAPI, http: httpx2.AsyncClient, engine: ScriptedEngine
 ) -> None:
-    """The reader goes after the first event; the search does not."""
+    """The reader leaves after the first event; the search goes on."""
     engine.gate = asyncio.Event()
     call = Call(app, "/v1/search", BODY | {"stream": True, "background": True})
     await call.until(1, b"event: started")
@@ -226,7 +226,7 @@ async def test_a_background_stream_survives_its_reader(
 async def test_a_background_search_that_fails_says_why(
     http: httpx2.AsyncClient, engine: ScriptedEngine, app: FastAPI, deleted: bool
 ) -> None:
-    """Its readers get an error event; its document says ``failed``, unless it was deleted."""
+    """Readers get an error event; the document says ``failed``, unless it was deleted."""
     engine.gate = asyncio.Event()
     reader = Call(app, "/v1/search", BODY | {"background": True, "stream": True})
     await engine.waiting.wait()
@@ -255,7 +255,7 @@ async def test_a_branch_goes_on_from_a_node(
     http: httpx2.AsyncClient, engine: ScriptedEngine
 ) -> None:
     """The new tree's prompt ends with the node's steps; the reward model reads them as steps; the
-    reply begins with them. And so on from a branch of a branch."""
+    reply begins with them. The same holds for a branch of a branch."""
     document = (await http.post("/v1/search", json=BODY)).json()
     tree = from_json(document["tree"])
     node = next(n for n in tree.nodes[1:] if n.finish is Finish.STEP)
@@ -284,8 +284,8 @@ async def test_a_branch_goes_on_from_a_node(
 async def test_a_dry_run_says_what_it_may_cost(
     http: httpx2.AsyncClient, engine: ScriptedEngine
 ) -> None:
-    """By hand: 6 wide, 2 deep, steps of at most 30 tokens are at most 360; nothing is drawn. What
-    such searches came to here is told once there was one."""
+    """By hand: 6 wide, 2 deep, steps of at most 30 tokens are at most 360; nothing is drawn. The
+    typical cost is given once such a search was run."""
     search = BODY["search"] | {"max_depth": 2, "max_step_tokens": 30}
     body = BODY | {"search": search, "dry_run": True}
     first = (await http.post("/v1/search", json=body)).json()
@@ -300,7 +300,7 @@ async def test_a_dry_run_says_what_it_may_cost(
 
 @pytest.mark.parametrize("engine", [ScriptedEngine(step_logprobs=False)])
 async def test_a_vote_by_confidence_needs_log_probabilities(http: httpx2.AsyncClient) -> None:
-    """It is refused by name where the engine's steps have none."""
+    """It is refused by name if the engine's steps have none."""
     search = {"policy": "self_consistency", "width": 2, "vote": "confidence"}
     error = await refusal(http, "/v1/search", {"question": "?", "search": search})
     assert error["param"] == "search.vote"

@@ -1,4 +1,4 @@
-"""``hedgerow serve MODEL`` with a model of one's own, in its own process."""
+"""``hedgerow serve MODEL`` with a user's own model, in its own process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_a_folder_is_served_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without another word: a chat model, embedded, no reward model, each said in one line."""
+    """By default: a chat model, embedded, no reward model; one log line says so."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     folder = make_checkpoint(tmp_path / "tiny-qwen", "qwen2")
     server = Server(str(folder))

@@ -11,7 +11,7 @@ from tests.runtime.pretrained import folder_or_skip
 
 @pytest.mark.slow
 def test_it_is_served_by_its_name() -> None:
-    """By that one command; it answers as a chat model does, ending by itself."""
+    """The command needs no options; the reply is a chat model's and ends by itself."""
     folder_or_skip()
     with (
         Served("smollm2") as server,

@@ -13,7 +13,7 @@ from server.settings import Settings, SettingsError, load_settings
 
 
 def test_the_environment_is_read_and_the_command_line_wins() -> None:
-    """Overrides that are None leave the environment's value."""
+    """An override of None leaves the environment's value."""
     environ = {"HEDGEROW_PORT": "9000", "HEDGEROW_EXACT": "off", "OTHER": "1"}
     settings = load_settings(environ, port=None, host="0.0.0.0")
     assert (settings.port, settings.exact, settings.host) == (9000, False, "0.0.0.0")
@@ -49,7 +49,7 @@ def test_lists_stand_by_commas_in_the_environment(
 def test_a_shipped_theta_goes_with_the_bundled_policy_model_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where there is one; ``none`` and another file win."""
+    """If there is one; ``none`` and another file override it."""
     monkeypatch.setattr(server.settings, "SPRIG_FOLDER", tmp_path)
     shipped, other, policy = tmp_path / "theta.json", tmp_path / "mine.json", tmp_path / "policy"
     policy.mkdir()
@@ -66,7 +66,7 @@ def test_a_shipped_theta_goes_with_the_bundled_policy_model_alone(
 
 
 def test_the_environment_is_read_by_load_settings_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither an environment that is handed in nor settings by name see the process's own."""
+    """A given environment and settings by name do not mix with the process's environment."""
     monkeypatch.setenv("HEDGEROW_PORT", "9000")
     assert load_settings().port == 9000
     assert load_settings({}).port == 8000
@@ -100,14 +100,14 @@ def test_the_default_listens_on_this_machine_only() -> None:
 def test_a_wrong_setting_names_key_value_and_what_is_allowed(
     environ: dict[str, str], words: list[str]
 ) -> None:
-    """A misspelled key is an error too, with the nearest one named."""
+    """A misspelled key is an error too, and the nearest key is named."""
     with pytest.raises(SettingsError) as error:
         load_settings(environ)
     assert all(word in str(error.value) for word in words)
 
 
 def test_a_checkpoint_is_a_bundled_name_a_folder_or_a_name_on_the_hub(tmp_path: Path) -> None:
-    """Nothing is fetched: what is not here yet stays a name."""
+    """Nothing is downloaded: a model that is not here yet stays a name."""
     assert checkpoint("sprig") == SPRIG_FOLDER / "policy"
     assert checkpoint(str(tmp_path)) == tmp_path
     assert checkpoint("no/such-model") == Path("no/such-model")

@@ -1,4 +1,4 @@
-"""Replies drawn together: one call a piece, each reply's own text, and what ends them."""
+"""Replies drawn together: one call per piece, each reply's own text, and what ends them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ REQUEST = PlainCompletion(PROMPT, limit=100, piece=4, seed=3)
 
 
 def of_lengths(*lengths: int) -> Callable[[Branch], str]:
-    """Replies of so many letters, by noise from their seed and position."""
+    """Return a script of replies with these numbers of letters, by noise of seed and position."""
     seeds: list[int] = []
 
     def say(branch: Branch) -> str:
@@ -38,7 +38,7 @@ def of_lengths(*lengths: int) -> Callable[[Branch], str]:
 async def together(
     engine: ScriptedEngine, count: int, on_text: Callable[[str], None] = lambda _: None
 ) -> list[PlainReply]:
-    """Replies to one request."""
+    """Draw ``count`` replies to one request, side by side."""
     trees = [f"t.{draw}" for draw in range(count)]
     joint = JointReplies(engine, "t", trees)
     replies = [
@@ -50,8 +50,8 @@ async def together(
 
 @given(st.lists(st.integers(1, 14), min_size=1, max_size=5))
 def test_each_says_what_it_says_alone(lengths: list[int]) -> None:
-    """Whatever the others' lengths: as many calls as the longest has pieces, a branch a reply that
-    goes on, with ids of its own below ids of its own; nothing is held afterwards."""
+    """For any lengths: as many calls as the longest reply has pieces, a branch per reply that goes
+    on, each with node ids of its own; nothing stays held."""
 
     async def run() -> None:
         engine = ScriptedEngine(say=of_lengths(*lengths))
@@ -77,7 +77,7 @@ def test_each_says_what_it_says_alone(lengths: list[int]) -> None:
 
 
 async def test_an_engine_that_ends_fails_all() -> None:
-    """Each has the error; the tree is let go of once."""
+    """Each reply has the error; the tree is aborted once."""
     engine = ScriptedEngine(say=of_lengths(20, 20), fail_at=1)
     replies = [f"t.{draw}" for draw in range(2)]
     joint = JointReplies(engine, "t", replies)
@@ -91,7 +91,7 @@ async def test_an_engine_that_ends_fails_all() -> None:
 
 
 async def test_who_leaves_takes_what_is_under_way_along() -> None:
-    """The call is over when the last reply is given up."""
+    """The call ends when the last reply is cancelled."""
     engine = ScriptedEngine(say=of_lengths(20, 20), gate=asyncio.Event())
     work = asyncio.ensure_future(together(engine, 2))
     await engine.waiting.wait()

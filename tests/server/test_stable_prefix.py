@@ -1,4 +1,4 @@
-"""Streams say what can no longer change, as soon as that is so, and never take it back."""
+"""Streams send text as soon as it can no longer change, and never take it back."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.server.conftest import Call, question
 
 
 def say(branch: Branch) -> str:
-    """Few different steps, some of them empty, so that branches agree, part, loop and die."""
+    """Return one of few steps, some empty, so that branches agree, part, loop and die."""
     roll = dice(branch.tokens, branch.seed) % 12
     if roll < 2:
         return "\n\n"
@@ -37,7 +37,7 @@ def say(branch: Branch) -> str:
 async def test_what_was_certain_begins_the_reply(
     policy: PolicyName, width: int, seed: int, restarts: int
 ) -> None:
-    """Looked at before every round: it only grows, and the reply begins with it."""
+    """Read before every round, the prefix only grows, and the reply begins with it."""
     hopes = {"restarts": restarts, "hopeless_below": 0.9}
     fields = {"policy": policy, "width": width, "seed": seed, "max_depth": 5, **hopes}
     spec = SearchSpec.model_validate(fields)
@@ -57,8 +57,8 @@ async def test_what_was_certain_begins_the_reply(
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.text("ab", max_size=3), st.integers(0, 4))))
 def test_it_is_what_all_replies_still_begin_with(moves: list[tuple[int, str, int]]) -> None:
-    """Of a tree that grows and is pruned at random, looked at after every change: as if the whole
-    texts were compared."""
+    """A tree grows and is pruned at random: after every change the prefix is that of comparing the
+    whole texts."""
     prefix, tree = StablePrefix(SearchSpec(policy="beam")), Tree((1,))
     prefix.on_event(Started("t", "beam", 4, 0, (1,)))
     for place, text, kind in moves:
@@ -81,7 +81,7 @@ def test_it_is_what_all_replies_still_begin_with(moves: list[tuple[int, str, int
 
 
 def test_shared_is_the_longest_common_beginning() -> None:
-    """Of no texts it is nothing."""
+    """Without texts it is empty."""
     assert shared(["abc", "abd", "ab"]) == "ab"
     assert shared(["abc"]) == "abc"
     assert shared([]) == shared(["x", "y"]) == ""
@@ -93,8 +93,8 @@ def test_shared_is_the_longest_common_beginning() -> None:
 async def test_steps_are_streamed_while_the_search_goes_on(
     app: FastAPI, engine: ScriptedEngine, stop: list[str] | None, expected: str
 ) -> None:
-    """Two branches that say the same: each step is sent once both have it, long before the end,
-    and nothing after a stop string."""
+    """Two branches with the same text: a step is sent once both have it, long before the end, and
+    nothing after a stop string."""
     steps = ["one\n\n", "two\n\n", "The answer is 3."]
     engine.gate = asyncio.Event()
 

@@ -1,4 +1,4 @@
-"""Long texts keep no short one waiting, and what cannot fit is refused untokenised."""
+"""Long texts do not delay short ones; a text that cannot fit is refused without tokenising."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.server.conftest import PlainText, client_over, question, refusal
 
 
 class Copied(PlainText):
-    """A tokenizer that says when it is used by two at once, and whose copies know each other."""
+    """A tokenizer that counts its users at once, with a list of all copies."""
 
     def __init__(self, copies: list[Copied]) -> None:
         self.users = self.peak_users = 0
@@ -25,13 +25,13 @@ class Copied(PlainText):
         copies.append(self)
 
     def another(self) -> Copied:
-        """A copy."""
+        """Return a copy."""
         return Copied(self.copies)
 
 
 async def test_short_texts_pass_long_ones() -> None:
-    """Four long texts stand in a row, one at work; a short one is done meanwhile. Each tokenizer
-    has one user at a time."""
+    """Four long texts queue, one of them at work; a short one is done meanwhile. Each tokenizer has
+    one user at a time."""
     continuation, go_on = threading.Event(), threading.Event()
     copies: list[Copied] = []
     text, tokenizing = Copied(copies), Tokenizing()
@@ -63,7 +63,7 @@ async def test_short_texts_pass_long_ones() -> None:
 async def test_an_error_that_nobody_waits_for_is_not_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Whoever asked has left by the time the text turns out to be too long."""
+    """The caller has left by the time the text turns out to be too long."""
     continuation, go_on = threading.Event(), threading.Event()
 
     def encode(tokenizer: object) -> list[int]:
@@ -88,16 +88,16 @@ class Small(PlainText):
     """A tokenizer of a model with a small context."""
 
     def encode_chat(self, messages: object) -> list[int]:
-        """Nothing fits."""
+        """Refuse any text as too long."""
         raise PrefixTooLong("9 bytes; 8 are more than the 2 tokens can stand for")
 
     def encode_prompt(self, text: str) -> list[int]:
-        """Nothing fits."""
+        """Refuse any text as too long."""
         return self.encode_chat(text)
 
 
 async def test_what_cannot_fit_is_refused_by_name() -> None:
-    """As a prompt that was tokenised and is too long."""
+    """With the same error as a prompt that was tokenised and is too long."""
     app = create_app(create_service(Settings(), ScriptedEngine(), Small()))
     async with client_over(app) as http:
         for path, field, body in (

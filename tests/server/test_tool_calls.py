@@ -1,4 +1,4 @@
-"""Calls of tools in replies: how they are read, whole and while the reply grows."""
+"""Tool calls in replies: how they are read, whole and while the reply grows."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ INDENT = st.sampled_from([None, 1])
 
 
 def tagged(name: str = "add", **arguments: Any) -> str:
-    """A call as Qwen's models write it."""
+    """Return a call as Qwen's models write it."""
     return f"{OPENS}\n{json.dumps({'name': name, 'arguments': arguments})}\n{CLOSES}"
 
 
 def add_up_deltas(reader: CallReader, text: str, cuts: list[int]) -> tuple[str, list[Call]]:
-    """What the deltas of a stream add up to; its text comes in these pieces."""
+    """Stream a text in pieces; return the text and the calls that the deltas add up to."""
     stream, content, calls = CallStream(reader), "", []
     for cut in (*sorted(cuts), None):
         new, deltas = stream.more(text[:cut], whole=cut is None)
@@ -54,20 +54,20 @@ def add_up_deltas(reader: CallReader, text: str, cuts: list[int]) -> tuple[str, 
     ],
 )
 def test_tagged_calls(text: str, content: str | None, names: list[str]) -> None:
-    """Any number amid text; what is no call of a tool that was named stays text."""
+    """Any number amid text; a call of a tool that was not named stays text."""
     read = CallReader("tagged", NAMES).read(text)
     assert read.text == (text if content is None else content)
     assert [call.name for call in read.calls] == names
 
 
 def test_one_call_alone() -> None:
-    """Without ``parallel`` the first one is the reply's end."""
+    """Without ``parallel`` the first call ends the reply."""
     read = CallReader("tagged", NAMES, parallel=False).read(f"So: {tagged(a=1)}{tagged(a=2)} Yes.")
     assert read == ("So:", (Call("add", '{"a": 1}'),))
 
 
 def test_a_bare_call() -> None:
-    """Llama's: the reply is a call or it is text."""
+    """In Llama's form a reply is either one call or text."""
     reader = CallReader("bare", NAMES)
     call = ' {"name": "add", "parameters": {"a": 1}} '
     assert reader.read(call) == ("", (Call("add", '{"a": 1}'),))
@@ -78,7 +78,7 @@ def test_a_bare_call() -> None:
 
 
 def test_a_reply_that_is_cut_has_what_is_there() -> None:
-    """A call under a grammar that met ``max_tokens``: the name and the arguments so far."""
+    """A call under a grammar, cut by ``max_tokens``, has the name and the arguments so far."""
     choice = CallReader("choice", NAMES)
     assert choice.read('{"name": "ad') == ("", ())
     assert choice.read('{"name": "add", "arguments": {"a": {}') == ("", (Call("add", '{"a": {}'),))
@@ -90,7 +90,7 @@ def test_a_reply_that_is_cut_has_what_is_there() -> None:
 def test_streams_say_what_is_said_whole(
     prose: str, arguments: dict[str, Any], indent: int | None, cuts: list[int]
 ) -> None:
-    """However a reply is cut, in every form."""
+    """However a reply is cut into pieces, in every form."""
     inside = json.dumps(arguments, indent=indent)
     choice = json.dumps({"name": "weather", "arguments": arguments}, indent=indent)
     tagged_call = f"{prose}{OPENS}{choice}{CLOSES}"
@@ -109,7 +109,7 @@ def test_streams_say_what_is_said_whole(
 
 @given(st.text(alphabet="<tool_ca>{} /", max_size=30), st.lists(st.integers(0, 30), max_size=5))
 def test_odd_replies_are_streamed_whole(text: str, cuts: list[int]) -> None:
-    """What only looks like the beginning of a call is told at the end at the latest."""
+    """Text that only looks like the start of a call is sent at the end at the latest."""
     for form in ("tagged", "bare", "choice"):
         reader = CallReader(form, NAMES)  # type: ignore[arg-type]
         read = reader.read(text)
@@ -118,7 +118,7 @@ def test_odd_replies_are_streamed_whole(text: str, cuts: list[int]) -> None:
 
 @pytest.mark.parametrize("depth", [400, 990, 5_000, 100_000])
 def test_a_model_may_open_brackets_for_ever(depth: int) -> None:
-    """What is too deep to be read is text, or a call as any other."""
+    """A call that is nested too deep to be parsed is text, or a call like any other."""
     reader = CallReader("tagged", NAMES)
     nested = '{"a": ' * depth + "1" + "}" * depth
     text = f'{OPENS}{{"name": "add", "arguments": {nested}}}{CLOSES}'

@@ -53,7 +53,7 @@ HISTORY: Any = [
 
 
 class QwenText(PlainText):
-    """Of a model whose chat template has tools."""
+    """The tokenizer of a model whose chat template has tools."""
 
     tool_template = ToolTemplate(tools=True, calls=True, results=True, form="tagged")
 
@@ -65,7 +65,7 @@ def app(settings: Settings, engine: ScriptedEngine) -> FastAPI:
 
 
 async def test_the_model_may_call(openai: AsyncOpenAI, engine: ScriptedEngine) -> None:
-    """It is told of the tools; its calls are read out of its reply, and why it ended says so."""
+    """The prompt has the tools; calls are read from the reply, which ends by ``tool_calls``."""
     engine.say = saying(REPLY)
     completion = await chat(openai, **REQUEST)
     assert decode(engine.expanded[0][0].tokens) == "tool: add\ntool: weather\nuser: 2 and 3?\n"
@@ -82,7 +82,7 @@ async def test_the_model_may_call(openai: AsyncOpenAI, engine: ScriptedEngine) -
 async def test_streamed_calls_are_those_of_the_whole_reply(
     openai: AsyncOpenAI, engine: ScriptedEngine
 ) -> None:
-    """The client's own accumulation of the deltas."""
+    """By the client's own accumulation of the deltas."""
     engine.say = saying(REPLY)
     async with openai.chat.completions.stream(**REQUEST) as stream:
         async for _ in stream:
@@ -99,7 +99,7 @@ async def test_streamed_calls_are_those_of_the_whole_reply(
 
 
 async def test_a_reply_without_a_call(openai: AsyncOpenAI, engine: ScriptedEngine) -> None:
-    """Is a reply as ever; with ``none`` the model is told of no tool and nothing is read as one."""
+    """It is an ordinary reply; with ``none`` the prompt has no tools and no call is read."""
     engine.say = saying("Five.")
     [choice] = (await chat(openai, **REQUEST)).choices
     assert (choice.finish_reason, choice.message.content) == ("stop", "Five.")
@@ -111,7 +111,7 @@ async def test_a_reply_without_a_call(openai: AsyncOpenAI, engine: ScriptedEngin
 
 
 async def test_one_call_at_a_time(openai: AsyncOpenAI, engine: ScriptedEngine) -> None:
-    """Without ``parallel_tool_calls`` the first one is what counts."""
+    """Without ``parallel_tool_calls`` only the first call counts."""
     engine.say = saying(REPLY)
     [choice] = (await chat(openai, **REQUEST, parallel_tool_calls=False)).choices
     [call] = choice.message.tool_calls or []
@@ -120,7 +120,7 @@ async def test_one_call_at_a_time(openai: AsyncOpenAI, engine: ScriptedEngine) -
 
 
 async def test_calls_and_results_go_back_in(openai: AsyncOpenAI, engine: ScriptedEngine) -> None:
-    """As the chat template has them: arguments are objects there."""
+    """As the chat template takes them: arguments are objects there."""
     engine.say = saying("Five.")
     await chat(openai, messages=HISTORY)
     call = '{"name": "add", "arguments": {"a": 2}}'
@@ -129,7 +129,7 @@ async def test_calls_and_results_go_back_in(openai: AsyncOpenAI, engine: Scripte
 
 
 async def test_a_search_whose_reply_calls(openai: AsyncOpenAI, engine: ScriptedEngine) -> None:
-    """The tree reasons; what the chosen trajectory calls is read out of it."""
+    """The tree reasons; the call is read from the chosen trajectory."""
     parents = set()
 
     def say(branch: Branch) -> str:
@@ -149,7 +149,7 @@ async def test_a_search_whose_reply_calls(openai: AsyncOpenAI, engine: ScriptedE
 async def test_arguments_that_only_open_are_refused_by_name(
     http: httpx2.AsyncClient, depth: int
 ) -> None:
-    """However many brackets there are."""
+    """For any number of brackets."""
     call = {"id": "1", "type": "function", "function": {"name": "a", "arguments": "[" * depth}}
     messages = [*question(), {"role": "assistant", "content": "", "tool_calls": [call]}]
     error = await refusal(http, "/v1/chat/completions", {"model": "sprig", "messages": messages})
@@ -161,7 +161,7 @@ async def test_arguments_that_only_open_are_refused_by_name(
 async def test_a_tool_that_must_be_called(
     openai: AsyncOpenAI, engine: ScriptedEngine, stream: bool
 ) -> None:
-    """The reply is its arguments, under its schema, and nothing beside them."""
+    """The reply is its arguments, under its schema, and nothing else."""
     engine.grammar, engine.say = True, saying('{"a": 2, "b": 3}')
     choice: Any = {"type": "function", "function": {"name": "add"}}
     async with openai.chat.completions.stream(**REQUEST, tool_choice=choice) as events:
@@ -195,7 +195,7 @@ async def test_one_of_several_must_be_called(openai: AsyncOpenAI, engine: Script
 
 
 async def test_a_call_that_is_cut(openai: AsyncOpenAI, engine: ScriptedEngine) -> None:
-    """Ends by ``length``, with as much of it as there is."""
+    """It ends by ``length``, with the arguments so far."""
     engine.grammar, engine.say = True, saying('{"a": 2, "b": 3}')
     tools: Any = [ADD]
     reply = await chat(openai, **REQUEST | {"tools": tools}, tool_choice="required", max_tokens=6)
@@ -206,13 +206,13 @@ async def test_a_call_that_is_cut(openai: AsyncOpenAI, engine: ScriptedEngine) -
 
 
 def reason_then_call(branch: Branch) -> str:
-    """Trajectories of one step, and after them the call, the rest of it at a time."""
+    """Return a trajectory of one step and, after it, the rest of the call."""
     _, mark, content = decode(branch.tokens).partition(CONNECTION)
     return '{"a": 2, "b": 3}'[len(content) :] if mark else "The answer is 5."
 
 
 async def test_a_search_that_must_call(openai: AsyncOpenAI, engine: ScriptedEngine) -> None:
-    """The tree reasons without the tools' schema; the call is written from what was chosen."""
+    """The tree reasons without the tools' schema; the call is written from the chosen reply."""
     engine.grammar, engine.say = True, reason_then_call
     tools: Any = [ADD]
     completion = await chat(
@@ -268,7 +268,7 @@ async def test_a_call_that_cannot_be_made_to_happen(
     param: str,
     message: str,
 ) -> None:
-    """Is refused before anything is drawn."""
+    """It is refused before any draw."""
     engine.grammar = grammar
     error = await refusal(http, "/v1/chat/completions", REQUEST | FORCED | change)
     assert error["param"] == param
@@ -276,7 +276,7 @@ async def test_a_call_that_cannot_be_made_to_happen(
 
 
 def tool_with(**fields: Any) -> dict[str, Any]:
-    """A tool with something of its function changed."""
+    """Return ``tools`` with one tool, some fields of its function changed."""
     return {"tools": [{"type": "function", "function": ADD["function"] | fields}]}
 
 
@@ -329,7 +329,7 @@ def tool_with(**fields: Any) -> dict[str, Any]:
 async def test_what_is_wrong_is_named(
     http: httpx2.AsyncClient, change: dict[str, Any], param: str, message: str
 ) -> None:
-    """With what is allowed."""
+    """The error names the field and what is allowed."""
     error = await refusal(http, "/v1/chat/completions", REQUEST | change)
     assert error["param"] == param
     assert message in error["message"]
@@ -351,7 +351,7 @@ async def test_what_a_template_cannot_do_is_refused_by_name(
     param: str,
     message: str,
 ) -> None:
-    """With what would do instead; nothing is left out in silence."""
+    """The error says what would work; nothing is dropped silently."""
     monkeypatch.setattr(QwenText, "tool_template", template)
     service = create_service(Settings(), ScriptedEngine(), QwenText())  # type: ignore[arg-type]
     body = (REQUEST if param == "tool_choice" else {"model": "sprig"}) | change

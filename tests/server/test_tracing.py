@@ -1,4 +1,4 @@
-"""Spans: the shape of a search in time, sent by OTLP where that is configured, else nothing."""
+"""Spans: a search's shape in time, sent by OTLP if that is configured."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ GENAI = {value for name, value in vars(gen_ai_attributes).items() if name.starts
 
 @pytest.fixture
 def exporter() -> InMemorySpanExporter:
-    """Keeps every span."""
+    """An exporter that keeps every span."""
     return InMemorySpanExporter()
 
 
@@ -54,7 +54,7 @@ async def traced(
 
 
 def children_of(spans: tuple[ReadableSpan, ...], parent: ReadableSpan) -> list[ReadableSpan]:
-    """A span's children as they began."""
+    """Return a span's children in the order of their start."""
     parent_id = parent.context.span_id if parent.context else None
     children = [span for span in spans if span.parent and span.parent.span_id == parent_id]
     return sorted(children, key=lambda span: span.start_time or 0)
@@ -65,18 +65,18 @@ ROUNDS = (
     *(WORK, ["embed", *WORK], [*WORK, "embed"], ["embed", *WORK, "embed"]),
     *([], ["embed"]),
 )
-"""What is done in a round, in order; the last two in one that did not come about."""
+"""Orders of the work in a round; the last two are of a round that did not come about."""
 
 
 def names(spans: list[ReadableSpan]) -> list[str]:
-    """What they are called."""
+    """Return the names of these spans."""
     return [span.name for span in spans]
 
 
 async def test_a_request_holds_a_search_and_its_rounds(
     traced: httpx2.AsyncClient, exporter: InMemorySpanExporter
 ) -> None:
-    """Request, search, rounds; in a round what ETS does, in its order and inside its time."""
+    """Request, search, rounds; a round has the work of ETS, in its order and inside its time."""
     completion = (await traced.post(CHAT, json=SEARCH, headers={"traceparent": CALLER})).json()
     spans = exporter.get_finished_spans()
     [request] = [span for span in spans if span.name == f"POST {CHAT}"]
@@ -127,7 +127,7 @@ async def test_attributes_follow_the_genai_conventions(
 async def test_scores_have_spans_of_their_own(
     traced: httpx2.AsyncClient, exporter: InMemorySpanExporter
 ) -> None:
-    """The request, what is scored for it, and a call of the engine a level."""
+    """The request, its scoring, and one engine call per level."""
     body = {"question": "What is it?", "steps": ["a", "b"]}
     (await traced.post("/v1/score", json=body)).raise_for_status()
     spans = exporter.get_finished_spans()
@@ -144,7 +144,7 @@ async def test_scores_have_spans_of_their_own(
 async def test_tracing_changes_no_tree(
     traced: httpx2.AsyncClient, http: httpx2.AsyncClient
 ) -> None:
-    """The same request with and without spans: the same digest."""
+    """The same request with and without spans has the same digest."""
     with_spans = (await traced.post(CHAT, json=SEARCH)).json()
     without = (await http.post(CHAT, json=SEARCH)).json()
     assert with_spans["search"]["tree_digest"] == without["search"]["tree_digest"]
@@ -156,7 +156,7 @@ async def test_what_the_engine_gave_up_meanwhile_hangs_below_expand(
     exporter: InMemorySpanExporter,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Every expand evicts 5 tokens in a second and brings 2 back."""
+    """Every expand evicts 5 tokens in a second and brings back 2."""
 
     async def usage() -> Usage:
         calls = len(engine.expanded)
@@ -183,7 +183,7 @@ async def test_what_became_of_the_kv_is_heard_through_the_spans(
     exporter: InMemorySpanExporter,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """An engine that tells what it evicted is still heard; it is an event of the round."""
+    """The engine's report of evictions gets through the spans; it is an event of the round."""
 
     def kv_moved(tree: str) -> KvMoved:
         return KvMoved(held=50, capacity=100, cached={1: 0})
@@ -200,7 +200,7 @@ async def test_what_became_of_the_kv_is_heard_through_the_spans(
 async def test_a_failed_search_is_an_error_and_probes_are_not_traced(
     traced: httpx2.AsyncClient, engine: ScriptedEngine, exporter: InMemorySpanExporter
 ) -> None:
-    """The request's span and the search's say so; all spans are ended."""
+    """The request's span and the search's have the error; all spans are ended."""
     engine.fail_at = 1
     for path in ("/health", "/ready", "/metrics"):
         await traced.get(path)
@@ -212,7 +212,7 @@ async def test_a_failed_search_is_an_error_and_probes_are_not_traced(
 
 
 class Collector:
-    """An OTLP collector over HTTP that keeps what it is sent."""
+    """An OTLP collector over HTTP that keeps the requests that it gets."""
 
     def __init__(self) -> None:
         requests: Queue[ExportTraceServiceRequest] = Queue()
@@ -238,7 +238,7 @@ class Collector:
 
 @pytest.fixture
 def collector() -> Iterator[Collector]:
-    """One on a free port."""
+    """A collector on a free port."""
     running = Collector()
     yield running
     running.server.shutdown()
@@ -262,19 +262,19 @@ async def test_spans_are_sent_by_otlp(collector: Collector, engine: ScriptedEngi
 
 
 def test_without_an_endpoint_there_are_none() -> None:
-    """No spans, no cost."""
+    """Without a collector there is no tracer, so spans cost nothing."""
     assert traces_of(Settings()) is None
 
 
 def test_without_the_packages_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One line that says what to install."""
+    """One line says what to install."""
     monkeypatch.setitem(sys.modules, "server.tracing", None)
     with pytest.raises(SettingsError, match=r"install hedgerow\[traces\]"):
         traces_of(Settings(otlp_endpoint="http://127.0.0.1:4318"))
 
 
 def test_a_large_trees_events_are_all_told(exporter: InMemorySpanExporter) -> None:
-    """OpenTelemetry by itself keeps the last 128 of a span."""
+    """By default OpenTelemetry keeps only the last 128 events of a span."""
     traces = Tracing(SimpleSpanProcessor(exporter), "sprig", "1.0")
     with traces.tracer.start_as_current_span("round") as span:
         for node in range(1000):

@@ -1,4 +1,4 @@
-"""The file of trees: a line a tree; where it cannot be written no answer is lost."""
+"""The file of trees: a line for each tree; if it cannot be written, no answer is lost."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ CHAT = {"model": "sprig", "messages": question(), "search": {"width": 2}}
 
 
 async def test_a_full_disk_costs_no_answer(caplog: pytest.LogCaptureFixture) -> None:
-    """Searches, streams, searched chats and background searches are answered and end as kept ones
-    do; it is counted each time and said once, and the file is closed without a word."""
+    """Searches, streams, searched chats and background searches are answered and end as usual; each
+    loss is counted, logged once, and the file is closed without an error."""
     with TreeLog(Path("/dev/full")) as trees:
         service = create_service(Settings(), ScriptedEngine(), PlainText(), trees=trees)
         async with client_over(create_app(service)) as http:
@@ -45,8 +45,8 @@ async def test_a_full_disk_costs_no_answer(caplog: pytest.LogCaptureFixture) -> 
 
 
 async def test_a_pipe_that_nobody_reads_holds_no_answer_up(tmp_path: Path) -> None:
-    """Its line is in the pipe once somebody reads; meanwhile others wait beside the event loop, and
-    what is too much to wait is lost and told once."""
+    """A line is written once somebody reads; meanwhile others wait beside the event loop, and what
+    exceeds the buffer is lost and reported once."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     reader = os.open(pipe, os.O_RDWR)
@@ -66,7 +66,7 @@ async def test_a_pipe_that_nobody_reads_holds_no_answer_up(tmp_path: Path) -> No
 
 
 class Disk:
-    """A file that takes so many bytes and no more, until it has room again."""
+    """A file that takes ``room`` bytes and no more, until it gets room again."""
 
     name = "trees.jsonl"
 
@@ -75,7 +75,7 @@ class Disk:
         self.bytes = b""
 
     def write(self, data: Any) -> int:
-        """As a file without a buffer: what fits."""
+        """Write what fits, as a file without a buffer."""
         if not self.room:
             raise OSError(28, "No space left on device")
         fitting = bytes(data[: self.room])
@@ -85,7 +85,7 @@ class Disk:
 
 
 def test_half_a_line_garbles_no_other() -> None:
-    """Once there is room again a line of its own begins."""
+    """Once there is room again, the next tree begins a line of its own."""
     trees, disk = TreeLog(None), Disk(room=12)
     trees._file = disk  # type: ignore[assignment]
     assert not trees.write({"tree": "lost" * 9})

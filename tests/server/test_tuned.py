@@ -1,4 +1,4 @@
-"""The file of ``hedgerow tune``: what is written is read, and what is wrong is named."""
+"""The file of ``hedgerow tune``: what is written can be read, and a wrong field is named."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ WHOLE = st.builds(
 
 @given(WHOLE)
 def test_what_is_written_is_read(tuned: TunedSearches) -> None:
-    """Whatever the names hold, and with the fields alone that were set."""
+    """With any names, and only with the fields that were set."""
     tables = tomllib.loads(tuned_toml(tuned))
     reread = TunedSearches.model_validate(tables)
     assert reread == tuned
@@ -98,7 +98,7 @@ def test_a_file_by_hand(tmp_path: Path) -> None:
     ],
 )
 def test_a_bad_file_is_refused_by_field(tmp_path: Path, text: str, message: str) -> None:
-    """At start, with the setting's name, the field, its value and what is allowed."""
+    """At a start, with the setting's name, the field, its value and what is allowed."""
     path = tmp_path / "tuned.toml"
     path.write_text(text)
     with pytest.raises(SettingsError) as error:
@@ -107,7 +107,7 @@ def test_a_bad_file_is_refused_by_field(tmp_path: Path, text: str, message: str)
 
 
 def test_the_setting() -> None:
-    """None without a word; a file that is not there is named."""
+    """It is None by default; a file that does not exist is named."""
     assert Settings().tuned is None
     assert load_settings({"HEDGEROW_TUNED": "none"}).tuned is None
     with pytest.raises(SettingsError, match=r"HEDGEROW_TUNED = '/no/such': there is no such file"):

@@ -1,4 +1,4 @@
-"""No parameter is swallowed: what is not honoured is refused where it asks for something."""
+"""No parameter is ignored silently: an unsupported one is refused if it asks for anything."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ VALUES: dict[str, Any] = {
     "echo": True,
     "skip_special_tokens": False,
 }
-"""What somebody might ask for; of the others a word."""
+"""Values that ask for something; other parameters get a word."""
 
 
 @pytest.mark.parametrize(("path", "table"), TABLES)
 async def test_what_is_not_honoured_is_refused_by_name(
     http: httpx2.AsyncClient, path: str, table: dict[str, tuple[Any, ...]]
 ) -> None:
-    """And the reply to its neutral values is the one without it."""
+    """With a neutral value the reply is the one without the parameter."""
     plain = (await http.post(path, json=BODIES[path])).json()["choices"]
     for name, neutral in table.items():
         refusal = await http.post(path, json=BODIES[path] | {name: VALUES.get(name, "word")})
@@ -45,7 +45,7 @@ async def test_what_is_not_honoured_is_refused_by_name(
 
 
 async def test_what_load_generators_and_clients_send_is_taken(http: httpx2.AsyncClient) -> None:
-    """``ignore_eos``, ``stop: null`` and fields that nobody knows."""
+    """``ignore_eos``, ``stop: null`` and unknown fields."""
     fields = {
         "ignore_eos": True,
         "stop": None,
@@ -61,7 +61,7 @@ async def test_what_load_generators_and_clients_send_is_taken(http: httpx2.Async
 
 
 def test_true_is_no_one() -> None:
-    """JSON's true and 1 are two things, 1 and 1.0 are not."""
+    """JSON's true and 1 differ, 1 and 1.0 do not."""
     assert asks_nothing(1.0, (None, 1))
     assert not asks_nothing(True, (None, 1))
     assert not asks_nothing(0, (None, False))

@@ -1,4 +1,4 @@
-"""A server whose rewards a verifier has a share in: what clients and operators see of it."""
+"""A server whose rewards a verifier takes part in: what clients and operators see of it."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ class Judging:
     closed = False
 
     async def verify(self, batch: list[dict[str, object]]) -> list[float]:
-        """A half each."""
+        """Return a half for each trajectory."""
         if batch[0]["question"] == "fail":
             raise VerifierFailed("the verifier raised LookupError")
         return [0.5 for _ in batch]
 
     async def close(self) -> None:
-        """Noted."""
+        """Note that it was closed."""
         self.closed = True
 
 
 @pytest.fixture
 def engine() -> VerifiedEngine:
-    """The scripted one with such a verifier."""
+    """The scripted engine with such a verifier."""
     return VerifiedEngine(ScriptedEngine(likelihood=True), Judging(), alone=True)
 
 
 async def test_one_searchs_failure_is_its_own(http: httpx2.AsyncClient) -> None:
-    """It has a code of its own and is counted; others are answered as before."""
+    """It has its own error code and is counted; other requests are answered as before."""
     body = {"model": "sprig", "search": SEARCH}
     first = await http.post("/v1/chat/completions", json=body | {"messages": question("well")})
     failure = await http.post("/v1/chat/completions", json=body | {"messages": question("fail")})
@@ -58,7 +58,7 @@ async def test_one_searchs_failure_is_its_own(http: httpx2.AsyncClient) -> None:
 
 
 async def test_steps_that_a_client_has_are_its_to_judge_too(http: httpx2.AsyncClient) -> None:
-    """By it alone, where there is no reward model; its failure is that request's error."""
+    """The verifier alone judges them without a reward model; its failure is the request's error."""
     body = {"question": "well", "steps": ["a", "b"]}
     response = (await http.post("/v1/score", json=body)).raise_for_status().json()
     assert response["data"][0]["rewards"] == [0.5, 0.5]
@@ -68,7 +68,7 @@ async def test_steps_that_a_client_has_are_its_to_judge_too(http: httpx2.AsyncCl
 
 
 async def test_replies_say_so(openai: AsyncOpenAI) -> None:
-    """By the fingerprint, and by how far the same seed gives the same tree."""
+    """By the fingerprint, and by ``reproducible``."""
     reply = await chat(openai, "well", search=SEARCH)
     assert reply.system_fingerprint is not None
     assert reply.system_fingerprint.endswith(f"scripted-1/{Judging.fingerprint}")
@@ -76,7 +76,7 @@ async def test_replies_say_so(openai: AsyncOpenAI) -> None:
 
 
 async def test_no_request_names_one(http: httpx2.AsyncClient) -> None:
-    """It is the operator's alone."""
+    """Only the operator can set a verifier."""
     search = {"verifier": "os:system"}
     error = await refusal(http, "/v1/search", {"question": "?", "search": search})
     assert error["param"] == "search.verifier"
@@ -84,14 +84,14 @@ async def test_no_request_names_one(http: httpx2.AsyncClient) -> None:
 
 @pytest.mark.parametrize("name", ["os.system", "system", ":x", "a:", "ftp://x", "a b:c"])
 def test_a_name_that_is_none_is_refused(name: str) -> None:
-    """Before anything starts, with what is allowed."""
+    """Before any start, with what is allowed."""
     message = r"arithmetic, a Python module:function or an http\(s\) URL is needed"
     with pytest.raises(SettingsError, match=f"^HEDGEROW_VERIFIER = '{name}': {message}$"):
         load_settings({"HEDGEROW_VERIFIER": name})
 
 
 def test_alone_where_there_is_no_reward_model() -> None:
-    """Else it is a factor."""
+    """Otherwise the verifier's reward is a factor."""
     environ = {"HEDGEROW_VERIFIER": "arithmetic"}
     assert not verified_alone(load_settings(environ))
     assert verified_alone(load_settings(environ | {"HEDGEROW_REWARD_MODEL": "none"}))

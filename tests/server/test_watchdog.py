@@ -1,4 +1,4 @@
-"""An engine that died is started again, and again if that fails."""
+"""An engine that died is started again, and again if the start fails."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from server.lifecycle import EngineWatch
 
 
 class Mortal:
-    """Dies when told to; its second restart works."""
+    """An engine that is dead until its second restart, which works."""
 
     def __init__(self) -> None:
         self.dead = True
@@ -22,13 +22,13 @@ class Mortal:
         self.back = asyncio.Event()
 
     async def health(self) -> None:
-        """Down while dead."""
+        """Raise EngineDown while dead."""
         if self.dead:
             raise EngineDown("dead")
         self.back.set()
 
     async def restart(self) -> None:
-        """Fails once."""
+        """Fail the first time."""
         self.restarts += 1
         if self.restarts == 1:
             raise OSError("no memory")
@@ -36,8 +36,8 @@ class Mortal:
 
 
 async def test_a_dead_engine_comes_back(caplog: pytest.LogCaptureFixture) -> None:
-    """A restart that fails is tried again; a healthy engine is left alone; all is counted, and told
-    by the model's name."""
+    """A failed restart is tried again; a healthy engine is left alone; restarts are counted and
+    logged with the model's name."""
     caplog.set_level(logging.INFO)
     engine = Mortal()
     restarts = Counter("restarts", "", ["served"], registry=CollectorRegistry())
@@ -57,7 +57,7 @@ async def test_a_dead_engine_comes_back(caplog: pytest.LogCaptureFixture) -> Non
 
 
 async def test_one_that_never_starts_is_given_up(caplog: pytest.LogCaptureFixture) -> None:
-    """After as many attempts as are asked for, each counted; the last line says so."""
+    """After three attempts, each counted; the last log line says so."""
 
     class Dead(Mortal):
         async def restart(self) -> None:

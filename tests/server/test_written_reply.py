@@ -1,4 +1,4 @@
-"""A search that reasons freely, and its reply under a schema; tokens are characters here."""
+"""A search that reasons freely and replies under a schema; tokens are characters here."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 
 
 class Answer(BaseModel):
-    """What a client wants to read."""
+    """The type that a client wants to read."""
 
     answer: int
 
@@ -37,7 +37,7 @@ FORMAT = {
 
 
 def say(branch: Branch) -> str:
-    """Babbles, and after the mark writes the answer that it came to, the rest of it at a time."""
+    """Babble; after the mark write the rest of the answer that the reasoning came to."""
     before, mark, content = decode(branch.tokens).partition(MARK)
     if not mark:
         return babble(branch)
@@ -47,17 +47,17 @@ def say(branch: Branch) -> str:
 
 @pytest.fixture
 def engine() -> ScriptedEngine:
-    """One that is held to schemas, as far as a script is."""
+    """An engine that is held to schemas, as far as a script can be."""
     return ScriptedEngine(grammar=True, say=say)
 
 
 def body(**fields: Any) -> dict[str, Any]:
-    """A searched chat."""
+    """Return a searched chat's request."""
     return {"model": "sprig", "messages": question(), "search": SEARCH, "max_tokens": 90} | fields
 
 
 async def answer_to(http: httpx2.AsyncClient, **fields: Any) -> dict[str, Any]:
-    """The answer, which is no error."""
+    """Post a request and return the answer, which must be no error."""
     answer = await http.post(PATHS[0], json=body(**fields))
     assert answer.status_code == 200, answer.text
     return answer.json()
@@ -69,8 +69,8 @@ async def answer_to(http: httpx2.AsyncClient, **fields: Any) -> dict[str, Any]:
 async def test_the_tree_reasons_and_the_reply_is_written(
     http: httpx2.AsyncClient, engine: ScriptedEngine
 ) -> None:
-    """The chosen trajectory is the reasoning, the JSON the content; tree, vote and answer are
-    those without a schema; what was written is counted, and follows on the trajectory's own ids."""
+    """The chosen trajectory is the reasoning, the JSON the content; tree, vote and answer are those
+    without a schema; written tokens are counted and follow on the trajectory's own ids."""
     free = await answer_to(http)
     assert {sampling.grammar for sampling in engine.samplings} == {None}
     engine.expanded.clear()
@@ -99,8 +99,8 @@ async def test_the_tree_reasons_and_the_reply_is_written(
 async def test_a_stream_tells_the_same(
     http: httpx2.AsyncClient, openai: AsyncOpenAI, with_rounds: bool
 ) -> None:
-    """Reasoning first, then the JSON, and nothing of a thought after it began; the reasoning is the
-    rounds, where these are asked for, and the trajectory."""
+    """Reasoning first, then the JSON, and no thought after it began; the reasoning is the
+    trajectory, after the rounds if they are asked for."""
     whole = await answer_to(http, response_format=FORMAT, include_reasoning=with_rounds)
     message = whole["choices"][0]["message"]
     fields: Any = {"search": SEARCH, "response_format": FORMAT, "include_reasoning": with_rounds}
@@ -140,7 +140,7 @@ async def test_each_choice_is_written(openai: AsyncOpenAI, stream: bool) -> None
 
 
 async def test_a_response_is_typed(openai: AsyncOpenAI) -> None:
-    """A reasoning item, then the message; streamed it is the same."""
+    """A reasoning item, then the message; a stream has the same."""
     extra = {"search": SEARCH, "seed": 2}
     response = await openai.responses.parse(
         model="sprig", input="What is it?", text_format=Answer, extra_body=extra
@@ -160,14 +160,14 @@ async def test_a_response_is_typed(openai: AsyncOpenAI) -> None:
 
 
 async def test_a_text_completion_is_the_json_alone(http: httpx2.AsyncClient) -> None:
-    """It has no place for reasoning."""
+    """A text completion has no place for reasoning."""
     request = {"model": "sprig", "prompt": "a", "search": SEARCH, "guided_json": {"type": "object"}}
     choice = (await http.post(PATHS[1], json=request)).json()["choices"][0]
     assert set(json.loads(choice["text"])) == {"answer"}
 
 
 async def test_the_trees_budget_holds_for_both(http: httpx2.AsyncClient) -> None:
-    """What the tree has left is what may be written: the beginning of it, or nothing."""
+    """The JSON may use the tokens that the tree has left: its beginning, or nothing."""
     free = await answer_to(http)
     search_tokens = free["usage"]["completion_tokens"]
     for remaining in (0, 5):
@@ -184,7 +184,7 @@ async def test_the_trees_budget_holds_for_both(http: httpx2.AsyncClient) -> None
 async def test_an_open_thought_is_closed_first(
     http: httpx2.AsyncClient, engine: ScriptedEngine
 ) -> None:
-    """What is written is no part of it; the tags are not told."""
+    """The JSON is no part of the thought; the tags are not sent."""
     engine.say = lambda branch: (
         "{}" if MARK in decode(branch.tokens) else "<think>Hm. The answer is 3."
     )
@@ -197,10 +197,10 @@ async def test_an_open_thought_is_closed_first(
 
 
 class SlowWriter(ScriptedEngine):
-    """Writes for ever."""
+    """Hangs while the reply is written."""
 
     async def expand(self, tree: str, branches: Sequence[Branch], sampling: Sampling) -> list[Step]:
-        """Of a search as any other."""
+        """Draw the search's steps as scripted; hang under a grammar."""
         if sampling.grammar is None:
             return await super().expand(tree, branches, sampling)
         self.live.add(tree)
@@ -211,7 +211,7 @@ class SlowWriter(ScriptedEngine):
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_client_that_leaves_while_it_is_written(stream: bool) -> None:
-    """Takes along what is being written; what the search came to is booked, as one request."""
+    """The writing is aborted; the search's tokens are booked, as one request."""
     engine = SlowWriter(grammar=True)
     app = create_app(create_service(Settings(), engine, PlainText()))  # type: ignore[arg-type]
     call = Call(app, PATHS[0], body(response_format=FORMAT, stream=stream))
@@ -227,7 +227,7 @@ async def test_a_client_that_leaves_while_it_is_written(stream: bool) -> None:
 
 
 async def test_a_deadline_ends_the_writing_too() -> None:
-    """A part of the time is left for it; when that is over too, nothing was written."""
+    """A part of the time is kept for writing; if that runs out too, the answer is a 504."""
     engine = SlowWriter(grammar=True)
     app = create_app(create_service(Settings(), engine, PlainText()))  # type: ignore[arg-type]
     request = body(response_format=FORMAT, search=SEARCH | {"deadline_ms": 200})
