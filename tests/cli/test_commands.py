@@ -174,7 +174,7 @@ def test_eval_prints_rows_for_all_combinations(tmp_path: Path) -> None:
         ("rebase", 2),
     ]
     assert all(r["n"] == 3 and r["seed"] == 7 and r["task"] == "game24" for r in rows)
-    assert rows[0]["tree_digest"] == rows[2]["tree_digest"]  # one trajectory is one trajectory
+    assert rows[0]["tree_digest"] == rows[2]["tree_digest"]  # at width 1 all policies are the same
     assert picture.read_text().startswith("<?xml")
     rerun = json.loads(run("eval", *words.split()).stdout)["rows"]
     assert [r["tree_digest"] for r in rerun] == [r["tree_digest"] for r in rows]

@@ -103,7 +103,7 @@ async def test_accuracy_counts_the_chosen_replies() -> None:
 
 
 async def test_pass_at_n_counts_any_finished_reply() -> None:
-    """The first child is right and scored 0, its siblings agree on a wrong answer: never chosen."""
+    """The right first child is scored 0 and never chosen: its siblings agree on a wrong answer."""
 
     def say(branch: Branch) -> str:
         return f"The answer is {number_of(branch) if branch.child == 0 else 99}."
@@ -206,11 +206,11 @@ def test_item_seeds_differ_by_question_and_seed_and_fit() -> None:
 @pytest.mark.parametrize(
     ("fields", "engines_option", "engines", "threads"),
     [
-        ({}, 0, 4, 1),  # the bundled models are small: one a core
+        ({}, 0, 4, 1),  # small bundled models: one engine per core
         ({}, 2, 2, 2),
         ({}, 1, 1, 0),
         ({}, 8, 8, 1),
-        ({"threads": 3}, 0, 1, 3),  # whoever says threads has thought of one engine
+        ({"threads": 3}, 0, 1, 3),  # a number of threads means one engine
         ({"threads": 3}, 2, 2, 3),
         ({"engine": "sglang", "policy_urls": ("http://127.0.0.1:1",)}, 0, 1, 0),
     ],

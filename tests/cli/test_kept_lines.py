@@ -20,7 +20,7 @@ def test_a_line_that_was_cut_off_spoils_no_other(tmp_path: Path, cut: int) -> No
         KeptLines(path, "us", NUMBER).put(key, number)
     path.write_text(path.read_text()[:-cut])
     lines = KeptLines(path, "us", NUMBER)
-    two = 2 if cut == 1 else None  # its end alone is missing
+    two = 2 if cut == 1 else None  # only its line end is missing
     assert (lines.get("one"), lines.get("two")) == (1, two)
     lines.put("three", 3)
     lines.put("four", 4)

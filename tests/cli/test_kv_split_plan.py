@@ -19,7 +19,7 @@ GPU = ["--length", "500", "--gpu", "100", "1000", "0.1"]
 
 
 def run(*words: str) -> str:
-    """What the command prints."""
+    """Run the command and return what it prints."""
     invocation = CliRunner().invoke(app, ["plan", *words])
     assert invocation.exit_code == 0, invocation.output
     return invocation.stdout

@@ -222,7 +222,7 @@ def test_the_order_of_the_cells_decides_ties_alone(cells: list[Cell], dice: Any)
 
 @given(st.floats(1, 1e9), st.floats(1, 1e6), st.integers(1, 500))
 def test_no_rung_costs_more_than_is_left(budget: float, cost: float, limit: int) -> None:
-    """At the cost of a question that is known so far."""
+    """Each rung stays within the tokens, at the cost of a question known so far."""
     try:
         first = first_questions(budget, cost, limit)
     except ValueError:

@@ -57,7 +57,7 @@ def run_program(program: str, url: str, question: str, pins: str = "ci") -> dict
     """Run a program of ``programs/`` and return the last line that it prints, parsed as JSON."""
     if program.endswith(".mjs"):
         node, home = node_folder()
-        # Beside its packages: that is where Node looks for them.
+        # Node looks for packages beside the program.
         command = [node, shutil.copy(PROGRAMS / program, home)]
     else:
         command = [clients_bin(pins) / "python", PROGRAMS / program]

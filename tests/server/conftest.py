@@ -1,4 +1,4 @@
-"""A server in this process over the scripted engine, and clients for it."""
+"""A server over the scripted engine in this process, and clients for it."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ async def chat(openai: AsyncOpenAI, words: str = "What is it?", **fields: Any) -
 
 
 async def chunks(openai: AsyncOpenAI, **fields: Any) -> list[ChatCompletionChunk]:
-    """Ask the question as a stream and return all chunks; ``fields`` as above."""
+    """Ask the question as a stream and return all chunks; ``fields`` are further fields."""
     create = openai.chat.completions.create
     stream = await create(model="sprig", messages=question(), stream=True, extra_body=fields)
     return [chunk async for chunk in stream]

@@ -33,7 +33,7 @@ async def queued_slot(admission: Admission, owner: ApiKey) -> QueueSlot:
     slot = admission.take(owner)
     task = asyncio.create_task(slot.turn(60))
     await asyncio.sleep(0)
-    task.cancel()  # nobody needs to hear of the turn; the ticket keeps its place
+    task.cancel()  # the slot keeps its place
     return slot
 
 
@@ -157,7 +157,7 @@ async def test_a_full_queue_refuses_and_says_when_to_come_back() -> None:
         assert (error.headers or {})["retry-after"] == "7"
         assert "come back in 7 s" in str(error.detail)
     first.close()
-    first.close()  # once is enough
+    first.close()  # the second call does nothing
     admission.take(key("eve"))
 
 
@@ -239,7 +239,7 @@ async def test_a_fault_of_what_a_client_left_behind_is_logged(
 async def test_a_fault_that_somebody_hears_of_is_not_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Both of a request that still waits for it, and of work that is kept beyond its request."""
+    """Checked for a request that still waits, and for work kept beyond its request."""
     admission = Admission(running=9, queued=9, retry_after=1)
 
     async def fail() -> None:

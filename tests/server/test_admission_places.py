@@ -61,7 +61,7 @@ class House:
             self.letting_go += 1
             for _ in range(3):
                 await asyncio.sleep(0)
-            self.letting_go -= 1  # nothing may have cut it short
+            self.letting_go -= 1  # not reached if it was cut short
             raise
         finally:
             self.growing -= 1

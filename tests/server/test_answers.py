@@ -67,7 +67,7 @@ def test_a_tasks_own_questions_are_answered_by_the_task(name: str) -> None:
 def test_where_no_answer_is_named_the_last_number_of_maths_counts(
     reply: str, answer: str | None
 ) -> None:
-    """Only where every question is declared to be a maths question."""
+    """It counts only where every question is declared to be a maths question."""
     assert maths_answer(reply) == answer
 
 

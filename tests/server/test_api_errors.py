@@ -174,7 +174,7 @@ async def test_openais_client_raises_its_own_errors(openai: AsyncOpenAI) -> None
 async def test_a_prompt_over_the_context_is_refused(
     http: httpx2.AsyncClient, engine: ScriptedEngine, extra: dict[str, Any]
 ) -> None:
-    """Clients look for the code and for the words "maximum context length"."""
+    """The error has the code and the words "maximum context length", which clients look for."""
     engine.context_tokens = 10
     error = await refusal(http, CHAT, GOOD | extra)
     assert error["code"] == "context_length_exceeded"
@@ -185,7 +185,7 @@ async def test_a_prompt_over_the_context_is_refused(
 async def test_an_engine_that_is_down_is_503_with_retry_after(
     http: httpx2.AsyncClient, engine: ScriptedEngine, extra: dict[str, Any]
 ) -> None:
-    """The client is told when to come back."""
+    """The error is a 503 that says when to come back."""
     engine.fail_at = 0
     answer = await http.post(CHAT, json=GOOD | extra)
     assert answer.status_code == 503
@@ -196,7 +196,7 @@ async def test_an_engine_that_is_down_is_503_with_retry_after(
 async def test_a_deadline_before_anything_finished_is_504_and_not_to_be_retried(
     http: httpx2.AsyncClient, engine: ScriptedEngine
 ) -> None:
-    """Clients retry 504 by themselves; a long search must not run three times."""
+    """The 504 says not to retry, as clients would by themselves: a search must not run thrice."""
     engine.gate = asyncio.Event()
     body = GOOD | {"search": {"width": 2, "deadline_ms": 20}}
     answer = await http.post(CHAT, json=body)

@@ -143,8 +143,8 @@ def test_a_file_gives_keys_limits_of_their_own(tmp_path: Path) -> None:
 
 
 def test_keys_come_from_the_environment_and_from_a_file(tmp_path: Path) -> None:
-    """All keys, in that order; an empty place between commas is no key, and a secret may hold a
-    colon."""
+    """All keys are known, in that order; an empty place between commas is no key, and a secret may
+    hold a colon."""
     file = tmp_path / "keys.toml"
     file.write_text(f'[ann]\nsha256 = "{hashlib.sha256(b"a").hexdigest()}"\n')
     keys = ApiKeys.load(Settings(api_keys="bob:b,, cat:c:d,", api_keys_file=file))
@@ -258,7 +258,7 @@ LIMITED = {
 async def test_a_limit_names_the_field_and_what_is_allowed(
     http: httpx2.AsyncClient, change: dict[str, Any], param: str, words: str
 ) -> None:
-    """Width, depth, prompt and tokens."""
+    """Width, depth, prompt and tokens are limited."""
     answer = await http.post(CHAT, json=BODY | change)
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == param

@@ -1,4 +1,4 @@
-"""From settings to the engine's options."""
+"""Settings become the engine's options."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_the_embedders_settings_reach_the_engine() -> None:
 
 
 def test_a_theta_reaches_the_engine_or_is_refused_before_the_start(tmp_path: Path) -> None:
-    """``config check`` makes the same options."""
+    """A theta of another schema is refused; ``config check`` makes the same options."""
     theta = "tests/kvpolicy/all_signals.json"
     assert (
         engine_options(load_settings({"HEDGEROW_KV_THETA": theta})).value_params().theta == UNFITTED
@@ -98,7 +98,7 @@ def test_a_judge_needs_no_reward_model() -> None:
 
 
 def test_without_the_reward_model_it_needs_a_format_is_none() -> None:
-    """Rewards are then the policy's own likelihoods."""
+    """The format becomes ``none``: rewards are the policy's own likelihoods."""
     options = engine_options(load_settings({"HEDGEROW_REWARD_MODEL": "none"}))
     assert (options.prm, options.reward_format) == (None, "none")
 

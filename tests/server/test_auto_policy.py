@@ -105,7 +105,7 @@ WARM = {"temperature": 0.8}
         ({}, {}, "adaptive"),
         ({"outcome": True}, {}, "best_of_n"),
         ({"scores": False}, {}, "self_consistency"),
-        ({}, {"reward_model": None}, "self_consistency"),  # log-probabilities judge nothing
+        ({}, {"reward_model": None}, "self_consistency"),  # log-probabilities are no judge
         ({}, {"reward_model": None, "verifier": "arithmetic"}, "adaptive"),
     ],
 )

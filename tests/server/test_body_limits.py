@@ -234,7 +234,7 @@ async def test_a_body_in_crumbs_is_refused(app: FastAPI) -> None:
         return b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces) + b"0\r\n\r\n"
 
     async with serving(app) as port:
-        answer = b"too small"  # a reset may overtake it
+        answer = b"too small"  # a connection reset may come before it
         with suppress(ConnectionError):
             crumb_reader, crumb_writer = await connect(port, start + chunks(1))
             answer = await crumb_reader.read()

@@ -161,7 +161,7 @@ async def test_a_reply_ends_where_the_context_does(
 async def test_temperature_shapes_a_plain_completion_only(
     openai: AsyncOpenAI, engine: ScriptedEngine
 ) -> None:
-    """Clients that always send temperature 0 still get diverse branches from a search."""
+    """A search has its own temperature: clients that always send 0 still get diverse branches."""
     await chat(openai, temperature=0, top_p=0.5)
     assert {(s.temperature, s.top_p) for s in engine.samplings} == {(0.0, 0.5)}
     engine.samplings.clear()
@@ -268,7 +268,7 @@ async def test_a_reply_may_be_the_rest_of_the_last_message(
 async def test_going_on_where_nothing_can_is_refused_by_name(
     http: httpx2.AsyncClient, extra: dict[str, object], param: str
 ) -> None:
-    """After a user's message, with a new reply's beginning, or for a search."""
+    """A user's message, a new reply and a search cannot be continued."""
     body = {"model": "sprig", "messages": question(), **extra}
     error = await refusal(http, "/v1/chat/completions", body)
     assert error["param"] == param

@@ -18,7 +18,7 @@ from tests.server.conftest import chat, chunks, concat, refusal, saying, search_
 async def test_n_of_a_search_is_its_best_distinct_answers(
     openai: AsyncOpenAI, stream: bool
 ) -> None:
-    """Heaviest first, each answer once; fewer if there are not that many."""
+    """Choices are the heaviest answers, each once; fewer if there are not that many."""
     body = {"search": {"policy": "rebase", "width": 16, "seed": 2}}
     single = await chat(openai, **body)
     votes = search_of(single)["votes"]
@@ -56,7 +56,7 @@ async def test_n_of_a_plain_reply_is_n_draws(openai: AsyncOpenAI, engine: Script
 async def test_a_text_completion_takes_the_prompt_as_it_stands(
     openai: AsyncOpenAI, engine: ScriptedEngine
 ) -> None:
-    """Without a chat template; streamed and whole replies are the same."""
+    """No chat template is applied; streamed and whole replies are the same."""
     engine.say = saying(" grows back.")
     completion = await openai.completions.create(model="sprig", prompt="A hedge", seed=1)
     assert completion.object == "text_completion"
@@ -80,8 +80,8 @@ async def test_a_text_completion_takes_the_prompt_as_it_stands(
 async def test_text_completions_of_several_prompts_are_those_of_each(
     openai: AsyncOpenAI, engine: ScriptedEngine
 ) -> None:
-    """In the prompts' order, ``n`` for each; whole or streamed, with the seed that each has alone;
-    the usage counts every prompt once."""
+    """Choices are in the prompts' order, ``n`` for each, whole or streamed, with the seed that each
+    has alone; the usage counts every prompt once."""
     engine.say = lambda branch: babble(branch).removesuffix("\n\n")
     fields: dict[str, Any] = {"model": "sprig", "seed": 4, "n": 2, "max_tokens": 40}
     prompts = ["A hedge", "A fence", "A wall"]
@@ -101,7 +101,7 @@ async def test_text_completions_of_several_prompts_are_those_of_each(
 
 
 async def test_prompts_may_be_token_ids(openai: AsyncOpenAI, engine: ScriptedEngine) -> None:
-    """One list of ids or several; a search uses the text that they spell."""
+    """A prompt is one list of ids or several; a search uses the text that they spell."""
     engine.say = lambda branch: "".join(map(chr, branch.tokens))[-3:].upper()
     ids = [list(map(ord, prompt)) for prompt in ("A hedge", "A fence")]
     single = await openai.completions.create(model="sprig", prompt=ids[0])
@@ -149,7 +149,7 @@ async def test_a_search_tells_how_it_gets_on_if_asked(
     """One line per round as ``reasoning_content``, before the reply and never within it, though
     much of the reply is certain early; whole replies have the same; none unless asked."""
     engine.say = lambda branch: (
-        "Let us see.\n\n" if branch.parent == ROOT else babble(branch)  # all say that first
+        "Let us see.\n\n" if branch.parent == ROOT else babble(branch)  # the first step of all
     )
     body: dict[str, Any] = {"search": {"policy": "rebase", "width": 4, "seed": 3}}
 

@@ -104,8 +104,8 @@ async def test_a_failing_stream_says_why_and_is_cut(
     path_body: tuple[str, dict[str, Any]],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """An error event, no [DONE], and a body that is never ended: every client notices that. The log
-    has one line, without a traceback."""
+    """The body has an error event, no [DONE], and is never ended: every client notices that. The
+    log has one line, without a traceback."""
     engine.fail_at = 0
     path, body = path_body
     call = Call(app, path, body)

@@ -105,6 +105,6 @@ def test_off_is_what_any_engine_may_be_told(way: str, name: str) -> None:
 
 
 def test_urls_and_launched_servers_exclude_each_other() -> None:
-    """Servers that are launched have URLs of their own."""
+    """``--launch`` with a URL is refused: servers that are launched have URLs of their own."""
     with pytest.raises(SettingsError, match=r"POLICY_URLS = .*not acted on by .* --launch; leave"):
         settings_for(LAUNCHED, "policy_urls", "http://a:1")

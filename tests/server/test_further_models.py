@@ -38,7 +38,7 @@ async def two(engine: ScriptedEngine, oak: ScriptedEngine) -> AsyncIterator[http
 async def test_the_models_name_picks_the_engine(
     two: httpx2.AsyncClient, engine: ScriptedEngine, oak: ScriptedEngine
 ) -> None:
-    """Plain, by alias, as text, as a search and as its branch; both models are listed."""
+    """It does so for chats, aliases, texts, searches and branches; both models are listed."""
     body = {"model": "oak", "messages": question(), "seed": 1}
     for path, change in (
         (CHAT, {}),
@@ -64,7 +64,7 @@ async def test_the_models_name_picks_the_engine(
 async def test_one_engine_that_is_down_makes_the_server_unready(
     two: httpx2.AsyncClient, oak: ScriptedEngine
 ) -> None:
-    """The other model still answers."""
+    """Readiness is a 503 although the other model still answers."""
     oak.down = True
     assert (await two.get("/ready")).status_code == 503
     body = {"model": "sprig", "messages": question()}

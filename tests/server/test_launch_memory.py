@@ -108,7 +108,7 @@ def test_shares_are_as_set_or_all_of_a_gpu_of_ones_own(pair: dict[str, Any]) -> 
 
 
 def test_where_sizes_are_not_known_the_shares_are_fixed(pair: dict[str, Any]) -> None:
-    """On a CPU, over several machines, and for a mixture of experts."""
+    """They are fixed on a CPU, over several machines, and for a mixture of experts."""
     settings = load_settings({}, **pair)
     assert launch_shares(settings, "cpu", settings.reward_model, None) == DEFAULT_SHARES
     wide = load_settings({}, **pair, policy_args="--nnodes 2 --tp-size 16")

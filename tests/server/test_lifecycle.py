@@ -1,4 +1,4 @@
-"""From the first signal to the last line of the log, in the server's own process."""
+"""The server's process from the first signal to the last line of its log."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_lines_carry_the_request_they_belong_to() -> None:
 async def test_prompts_are_logged_only_if_the_operator_asks(
     http: httpx2.AsyncClient, caplog: pytest.LogCaptureFixture, count: int
 ) -> None:
-    """For chat, text and search alike."""
+    """The setting covers prompts of chats, texts and searches."""
     caplog.set_level("DEBUG")
     await http.post(CHAT, json={"model": "sprig", "messages": question("pssst")})
     await http.post("/v1/completions", json={"model": "sprig", "prompt": "pssst"})

@@ -63,7 +63,7 @@ async def test_what_a_stop_string_cuts_off_has_none(
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_the_chosen_reply_of_a_search(openai: AsyncOpenAI, stream: bool) -> None:
-    """Those of all its steps; in a stream they come as soon as the reply is chosen."""
+    """All its steps have them; in a stream they come as soon as the reply is chosen."""
     if not stream:
         [choice] = (await chat(openai, logprobs=True, search=SEARCH)).choices
         assert choice.logprobs is not None
@@ -89,8 +89,8 @@ async def test_asking_for_them_changes_no_tree(openai: AsyncOpenAI) -> None:
 
 
 async def test_of_a_text_completion(openai: AsyncOpenAI, engine: ScriptedEngine) -> None:
-    """In vLLM's shape: the drawn token is among the likeliest; offsets count from the beginning of
-    the text."""
+    """The shape is vLLM's: the drawn token is among the likeliest; offsets count from the beginning
+    of the text."""
     engine.say = saying(REPLY)
     completion = await openai.completions.create(model="sprig", prompt="say: ", logprobs=1)
     logprobs = completion.choices[0].logprobs

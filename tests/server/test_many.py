@@ -110,8 +110,8 @@ async def test_a_thousand_clients_that_leave_hold_nothing() -> None:
 
 
 REPEATABLE: list[dict[str, Any]] = [
-    {"model": "sprig", "messages": [{"role": "user", "content": QUESTION}]} | more
-    for more in ({"seed": 5}, {"search": {"width": 4, "seed": 5}})
+    {"model": "sprig", "messages": [{"role": "user", "content": QUESTION}]} | fields
+    for fields in ({"seed": 5}, {"search": {"width": 4, "seed": 5}})
 ]
 """Requests that get the same reply every time."""
 

@@ -59,7 +59,7 @@ def test_equal_answers_are_the_same_both_ways(first: str, second: str) -> None:
     ],
 )
 def test_different_answers_are_not(first: str, second: str) -> None:
-    """Unequal values, and words."""
+    """Unequal values and unequal words differ, in both orders."""
     assert not Maths().same(first, second)
     assert not Maths().same(second, first)
 
@@ -68,7 +68,7 @@ def test_different_answers_are_not(first: str, second: str) -> None:
 @pytest.mark.parametrize(
     "answer",
     [
-        r"\binom{1000000000}{500000000}",  # worked out as it is read
+        r"\binom{1000000000}{500000000}",  # evaluated while it is parsed
         "1000000!",
         "9^{9^9}",
         "e^{e^{e^{9}}}",
@@ -123,7 +123,7 @@ SIZED = st.recursive(
 @given(SIZED)
 @example("(0)^{-1}")
 def test_an_answer_equals_itself_and_its_bracketed_self(answer: str) -> None:
-    """For every answer that can be read."""
+    """This holds for every answer that can be read."""
     if looks_like_maths(answer) and read(answer) and read(f"({answer})"):
         assert Maths().same(answer, f"({answer})")
 

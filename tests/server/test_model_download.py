@@ -95,7 +95,7 @@ def test_what_cannot_run_here_is_not_downloaded(hub: Hub, monkeypatch: pytest.Mo
 
 
 def test_a_reward_model_says_its_format_once_it_is_here(hub: Hub) -> None:
-    """By its class, unknown before; weights of the old kind are taken if there are no new ones."""
+    """Its class gives the format; weights of the old kind are taken if there are no new ones."""
     config = TINY | {"architectures": ["Qwen2ForPrmModel"]}
     hub.models["Me/prm"] = {"config.json": config, "pytorch_model.bin": "weights"}
     settings = load_settings({}, reward_model="Me/prm")

@@ -42,7 +42,7 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_bundled_model_brings_what_belongs_to_it() -> None:
-    """By its name, and where no model is named."""
+    """It does so by its name, and where no model is named."""
     for environ in ({}, {"HEDGEROW_POLICY_MODEL": "sprig", "HEDGEROW_REWARD_MODEL": "sprig"}):
         settings = load_settings(environ)
         assert (settings.policy_model, settings.reward_model) == (
@@ -65,7 +65,7 @@ def test_of_any_other_model_nothing_is_assumed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("row", public_policies(), ids=lambda row: row.names[0])
 def test_a_public_policy_is_known_by_its_name(row: Any, tmp_path: Path) -> None:
-    """On the hub, in the hub's cache, in a folder of that name, or by its configuration."""
+    """The name may be the hub's, a cache folder's, a folder's, or the configuration's."""
     for name in row.names:
         owner, short = name.split("/")
         cached = tmp_path / f"models--{owner}--{short}" / "snapshots" / "abc"
@@ -118,7 +118,7 @@ def test_an_unknown_reward_model_needs_its_format(tmp_path: Path) -> None:
 
 
 def test_every_guess_can_be_overridden(tmp_path: Path) -> None:
-    """By the environment as well as by an option."""
+    """The environment and options both override it."""
     environ = {"HEDGEROW_MODEL": "mine", "HEDGEROW_PROFILE": "qwen", "HEDGEROW_ENGINE": "embedded"}
     settings = load_settings(environ, policy_model=checkpoint(tmp_path / "m"), reward_model="sprig")
     assert (settings.model, settings.profile, settings.engine) == ("mine", "qwen", "embedded")
@@ -130,7 +130,7 @@ def test_every_guess_can_be_overridden(tmp_path: Path) -> None:
 def test_auto_launches_sglang_where_there_is_a_gpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For any model but the bundled ones; URLs and --launch override it."""
+    """It does so for all but bundled models; URLs and --launch override it."""
     python = tmp_path / "python"
     python.touch()
     fields = {"policy_model": checkpoint(tmp_path / "m"), "launch_python": str(python)}
@@ -165,7 +165,7 @@ def test_what_cannot_run_here_is_refused_with_the_line_to_type(
 
 
 def test_gpus_are_read_off_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Visible GPUs only; any failure means none."""
+    """Only visible GPUs are listed; any failure means none."""
     monkeypatch.undo()
     smi = tmp_path / "nvidia-smi"
     lines = "NVIDIA H100 80GB HBM3, 81559\nNVIDIA Thing, [N/A]\n"

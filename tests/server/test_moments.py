@@ -159,7 +159,7 @@ async def test_whoever_leaves_whenever(
     while not await leave_at(house, kind, leaver, step, cut_off):
         step += 1
     assert step > 12
-    gc.collect()  # what nobody heard of is told when it is let go
+    gc.collect()  # unretrieved exceptions are reported when collected
     await steps(2)
     assert not house.faults
 

@@ -56,7 +56,7 @@ def body_numbers(app: FastAPI) -> Iterator[tuple[str, Place, Any]]:
 
 
 def test_every_number_has_a_least_and_a_most(app: FastAPI) -> None:
-    """In the document, for bodies and for parameters."""
+    """The document bounds every number of bodies and of parameters."""
     fields = list(body_numbers(app))
     assert len(fields) >= FIELDS
     assert {path for path, _, _ in fields} == BODIES.keys()

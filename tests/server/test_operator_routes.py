@@ -1,4 +1,4 @@
-"""Health, readiness, models and metrics."""
+"""The routes for health, readiness, models and metrics."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ async def test_ready_goes_red_with_the_engine_and_health_does_not(
 
 
 async def test_metrics_count_what_was_done(http: httpx2.AsyncClient) -> None:
-    """Searches by policy and reason; each generated token is either kept or pruned."""
+    """Searches count by policy and reason; each generated token is kept or pruned."""
     completion = (await http.post("/v1/chat/completions", json=SEARCH)).json()
     await http.post("/v1/chat/completions", json=SEARCH | {"search": {"width": 0}})
     metrics = await samples(http)
@@ -123,13 +123,13 @@ async def test_metrics_survive_an_engine_that_is_down(
 async def test_a_model_says_what_its_steps_are_judged_by(
     http: httpx2.AsyncClient, reward_model: str | None, verifier: str | None
 ) -> None:
-    """By the hub's name or the folder's; an endpoint's address is not shown."""
+    """Models have the hub's name or the folder's; an endpoint's address is not shown."""
     for model in (await http.get("/v1/models")).json()["data"]:
         assert (model["reward_model"], model["verifier"]) == (reward_model, verifier)
 
 
 async def test_a_model_is_described_alone_and_in_the_list(http: httpx2.AsyncClient) -> None:
-    """The same description both ways, also for aliases with slashes and colons."""
+    """Both descriptions are the same, also for aliases with slashes and colons."""
     listing = (await http.get("/v1/models")).json()
     assert listing["object"] == "list"
     for model in listing["data"]:

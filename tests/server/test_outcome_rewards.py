@@ -40,7 +40,7 @@ async def test_what_compares_steps_is_refused(
     param: str,
     message: str,
 ) -> None:
-    """Before any draw; the error has the field, its value and what is allowed."""
+    """The error has the field, its value and what is allowed; nothing is drawn."""
     error = await refusal(http, "/v1/search", {"question": "?", "search": search})
     assert error["param"] == param
     assert re.search(message, error["message"])

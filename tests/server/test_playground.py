@@ -132,7 +132,7 @@ def test_a_click_selects_and_kv_is_told_of_each_step(
     engine.allow(1)
     submit(page, **DIALS)
     page.locator('.pane[data-nodes="6"]').wait_for()
-    page.locator(".panel.kv").wait_for()  # until it is there, what stands below it still moves
+    page.locator(".panel.kv").wait_for()  # what is below it moves until then
     page.get_by_text("The tree as text").click()
     first = page.locator('[role="treeitem"][data-node="1"]')
     first.click()
@@ -147,7 +147,7 @@ def test_a_click_selects_and_kv_is_told_of_each_step(
 
 
 def test_two_policies_side_by_side(browser: Browser, engine: GatedEngine, url: str) -> None:
-    """The same question and seed; on a phone one is below the other, and nothing overflows."""
+    """Both have one question and seed; on a phone one is below the other, without overflow."""
     engine.allow()
     page = visit(browser, url)
     page.check("#compare")
@@ -293,7 +293,7 @@ def test_a_question_being_typed_is_left_alone(
 def test_steps_of_the_way_here_take_the_focus_along(
     browser: Browser, engine: GatedEngine, url: str
 ) -> None:
-    """From a step's details to those of the steps before it."""
+    """The focus moves from a step's details to those of a step before it."""
     engine.allow()
     page = visit(browser, url)
     submit(page, **DIALS)
@@ -321,7 +321,7 @@ CanvasRenderingContext2D.prototype.fillText = function (text, x, y) {
 def test_no_label_stands_on_another_and_the_chosen_steps_have_theirs(
     browser: Browser, engine: GatedEngine, url: str, width: int
 ) -> None:
-    """For a recorded search of 64 steps, most of which were pruned or not chosen."""
+    """Checked on a recorded search of 64 steps, most of them pruned or not chosen."""
     page = browser.new_page(viewport={"width": width, "height": 900}, reduced_motion="reduce")
     page.add_init_script(LABELS)
     page.goto(url)
@@ -342,7 +342,7 @@ def test_no_label_stands_on_another_and_the_chosen_steps_have_theirs(
 def test_what_a_finger_presses_is_large_enough(
     browser: Browser, engine: GatedEngine, url: str
 ) -> None:
-    """On a phone, with a tree, its outline and a step's details open."""
+    """Checked on a phone, with a tree, its outline and a step's details open."""
     engine.allow()
     page = visit(browser, url, width=390)
     submit(page, **DIALS)
@@ -355,7 +355,7 @@ def test_what_a_finger_presses_is_large_enough(
         box = element.bounding_box()
         assert box is not None
         if element.get_attribute("type") == "checkbox":
-            continue  # its label is as high
+            continue  # its label is high enough
         assert box["height"] >= TARGET, element.evaluate("(one) => one.outerHTML")
 
 
@@ -364,7 +364,7 @@ def test_what_a_finger_presses_is_large_enough(
 def test_axe_finds_nothing(
     browser: Browser, engine: GatedEngine, url: str, width: int, scheme: str
 ) -> None:
-    """Neither beside a recording, nor with a tree, its outline and a selected step."""
+    """Checked beside a recording, and with a tree, its outline and a selected step."""
     engine.allow()
     page = visit(browser, url, width=width, scheme=scheme)
     assert faults(page) == []

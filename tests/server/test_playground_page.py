@@ -66,7 +66,7 @@ def test_what_the_bundled_model_knows_is_told_by_how_questions_begin() -> None:
 
 
 async def test_the_page_knows_policies_and_examples(http: httpx2.AsyncClient) -> None:
-    """Every policy, the defaults of a search, and questions of each bundled task."""
+    """It has every policy, the defaults of a search, and questions of each bundled task."""
     facts = (await http.get("/playground/facts.json")).json()
     assert facts["policies"] == [*get_args(PolicyName), "auto"]
     assert (facts["policy"], facts["width"], facts["key_needed"]) == ("rebase", 16, False)

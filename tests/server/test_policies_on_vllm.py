@@ -36,9 +36,9 @@ QUESTIONS = (
     "Use 3 4 12 13 to make 24.",
     "Use 9 9 12 13 to make 24.",
 )
-"""Of the dev split; a plain sample solves each at least every third time."""
+"""Questions of the dev split; a plain sample solves each at least every third time."""
 WIDTHS = {"self_consistency": 64}
-"""Others have 16; without rewards a majority among derivations needs more of them."""
+"""Other policies have 16; without rewards a majority of derivations needs more of them."""
 PATIENT = {"probe_seconds": "60", "connect_seconds": "60"}
 """Timeouts for servers that share their cores."""
 
@@ -142,7 +142,7 @@ def test_a_plain_reply_is_drawn_by_vllms_parameters(bundled: Server) -> None:
 
 
 def test_what_was_read_before_is_cached(bundled: Server) -> None:
-    """In whole blocks: nothing that a search has read is computed again."""
+    """In whole blocks, nothing that a search has read is computed again."""
     with httpx2.Client(base_url=bundled.url, timeout=60) as http:
         before = total(http, "prefix_expected")
         document = run_search(bundled, QUESTIONS[0], policy="rebase")
@@ -155,7 +155,7 @@ def test_what_was_read_before_is_cached(bundled: Server) -> None:
 def test_what_is_not_cached_is_counted_and_said_once(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """A server that caches nothing, behind a route that is declared to keep trees together."""
+    """The server caches nothing, behind a route that is declared to keep trees together."""
     flags = ["--enable-prompt-tokens-details", "--no-enable-prefix-caching"]
     with serving(SPRIG_FOLDER / "policy", tmp_path / "log", flags) as url:
         server = Server(
@@ -181,7 +181,7 @@ def test_what_is_not_cached_is_counted_and_said_once(
 
 @pytest.mark.promise("Qwen2.5-Math-PRM's rewards by vLLM's own class are transformers' to 1e-3")
 def test_rewards_are_those_of_transformers(published: Server, prm: Path) -> None:
-    """Step by step, by ``/v1/score``."""
+    """``/v1/score`` gives the rewards of each step."""
     body = {"question": QUESTION, "steps": list(STEPS)}
     answer = httpx2.post(f"{published.url}/v1/score", json=body, timeout=600)
     (item,) = answer.raise_for_status().json()["data"]

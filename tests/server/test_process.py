@@ -43,7 +43,7 @@ class Server(Served):
     def __init__(self, *words: str, **settings: str) -> None:
         self.log: list[str] = []
         if "engine" not in settings:
-            settings = {"threads": "1"} | settings  # two would wait for one core
+            settings = {"threads": "1"} | settings  # more would wait for cores
         super().__init__(*words, heard=self.log.append, **settings)
 
     def stop(self) -> int:
@@ -204,6 +204,6 @@ def test_a_killed_engine_is_told_and_comes_back(server: Server, http: httpx2.Cli
 
 
 def test_a_signal_ends_the_server_in_good_order(server: Server) -> None:
-    """Exit status 0 and no traceback in the log."""
+    """The exit status is 0 and the log has no traceback."""
     assert server.stop() == 0
     assert "Traceback" not in "".join(server.log)

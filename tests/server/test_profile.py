@@ -54,7 +54,7 @@ async def test_a_search_is_asked_to_work_in_steps(
 
 
 def test_the_requests_own_system_message_stays_alone() -> None:
-    """With every profile."""
+    """No profile adds one beside it."""
     messages = [SYSTEM, *question()]
     for profile in PROFILES.values():
         assert under_profile(messages, profile) == messages

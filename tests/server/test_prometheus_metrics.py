@@ -28,7 +28,7 @@ def documented() -> dict[str, tuple[str, tuple[str, ...]]]:
 
 
 async def test_the_page_has_every_series_and_no_other(http: httpx2.AsyncClient) -> None:
-    """Each with its name, its kind, its labels and a question."""
+    """The page has each series with its name, kind, labels and a question."""
     await http.post("/v1/chat/completions", json=SEARCH)
     await http.get("/admin/usage")  # refused
     text = (await http.get("/metrics")).text

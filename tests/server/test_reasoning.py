@@ -28,7 +28,7 @@ THINKING = "<think>\nThe answer is 1? No.\n</think>\n\nThe answer is 2."
     ],
 )
 def test_a_thought_stands_at_the_beginning(text: str, inside: bool, parts: tuple[str, str]) -> None:
-    """Opened by the reply or by the prompt; a thought that is never closed leaves no reply."""
+    """The reply or the prompt opens it; a thought that is never closed leaves no reply."""
     assert split_reasoning(text, opened=inside) == parts
 
 
@@ -54,7 +54,7 @@ def test_a_template_may_open_the_thought() -> None:
 
 
 async def test_a_thought_is_reasoning_content(openai: AsyncOpenAI, engine: ScriptedEngine) -> None:
-    """Whole or streamed; the reply has none of it."""
+    """Both whole and streamed replies have it apart from the content."""
     engine.say = saying(THINKING)
     message = (await chat(openai)).choices[0].message
     deltas = [chunk.choices[0].delta for chunk in await chunks(openai)]

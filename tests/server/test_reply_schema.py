@@ -73,7 +73,7 @@ SPELLINGS: list[tuple[dict[str, Any], Any]] = [
 async def test_the_engine_is_told_the_schema(
     http: httpx2.AsyncClient, engine: ScriptedEngine, path: str, fields: dict[str, Any], schema: Any
 ) -> None:
-    """In every spelling; it is the same for all pieces of a reply."""
+    """Every spelling reaches it, the same for all pieces of a reply."""
     answer = await http.post(path, json=BODIES[path] | fields)
     assert answer.status_code == 200, answer.text
     grammars = {sampling.grammar for sampling in engine.samplings}
@@ -142,7 +142,7 @@ async def test_openais_client_parses_a_reply(openai: AsyncOpenAI) -> None:
 async def test_what_cannot_be_is_refused_by_name(
     http: httpx2.AsyncClient, engine: ScriptedEngine, fields: dict[str, Any], param: str, words: str
 ) -> None:
-    """One error, before any draw."""
+    """The error names the field, before any draw."""
     error = await refusal(http, CHAT, BODIES[CHAT] | fields)
     assert error["param"] == param
     assert words in error["message"]
@@ -159,7 +159,7 @@ async def test_what_cannot_be_is_refused_by_name(
 async def test_a_response_names_its_own_fields(
     http: httpx2.AsyncClient, text_format: dict[str, Any], param: str
 ) -> None:
-    """By the names that ``/v1/responses`` has for them."""
+    """The error has the names of ``/v1/responses``."""
     body = {"model": "sprig", "input": "What?", "text": {"format": text_format}}
     error = await refusal(http, RESPONSES, body)
     assert error["param"] == param
@@ -169,7 +169,7 @@ async def test_a_response_names_its_own_fields(
 async def test_an_engine_that_cannot_is_named(
     http: httpx2.AsyncClient, engine: ScriptedEngine
 ) -> None:
-    """A reply that fits by chance would be no promise."""
+    """An engine without grammars refuses: a reply that fits by chance would be no promise."""
     engine.grammar = False
     error = await refusal(http, CHAT, BODIES[CHAT] | {"response_format": format_of({})})
     assert (error["param"], error["code"]) == ("response_format", "unsupported_parameter")

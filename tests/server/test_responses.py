@@ -112,7 +112,7 @@ async def test_the_clients_own_stream(openai: AsyncOpenAI, engine: ScriptedEngin
 async def test_what_is_cut_is_incomplete(
     openai: AsyncOpenAI, engine: ScriptedEngine, stream: bool
 ) -> None:
-    """At ``max_output_tokens``, with that reason."""
+    """A reply cut at ``max_output_tokens`` is incomplete, with that reason."""
     engine.say = saying(REPLY)
     fields: Any = {"model": "sprig", "input": "What?", "max_output_tokens": 5}
     response: Any = await openai.responses.create(**fields, stream=stream)
@@ -168,7 +168,7 @@ async def test_log_probabilities(openai: AsyncOpenAI, engine: ScriptedEngine, st
     "`/v1/responses` is drawn as a chat is, and its stream tells each item whole, once"
 )
 async def test_it_is_drawn_as_a_chat_is(openai: AsyncOpenAI, engine: ScriptedEngine) -> None:
-    """With the same seed and sampling parameters."""
+    """The engine gets the same seed and sampling parameters."""
     engine.logits_params = LOGITS_PARAMS
     fields: Any = {"temperature": 0.5, "top_p": 0.9}
     extra: Any = {"seed": 7, "top_k": 5, "presence_penalty": 0.5}
@@ -179,10 +179,10 @@ async def test_it_is_drawn_as_a_chat_is(openai: AsyncOpenAI, engine: ScriptedEng
 
 
 async def test_a_stream_that_fails_says_so(app: FastAPI, engine: ScriptedEngine) -> None:
-    """By an error event, after which the body is cut."""
+    """It ends with an error event, after which the body is cut."""
     engine.fail_at = 0
     call = Call(app, "/v1/responses", {"model": "sprig", "input": "What?", "stream": True})
-    with suppress(Exception):  # what cuts the body
+    with suppress(Exception):  # the exception that cuts the body
         await call.task
     *_, last_block = [block for block in call.body.split(b"\n\n") if block]
     name, data = last_block.splitlines()
@@ -238,7 +238,7 @@ async def test_what_is_not_offered_is_refused_by_name(http: httpx2.AsyncClient, 
 async def test_what_is_wrong_is_named(
     http: httpx2.AsyncClient, change: dict[str, Any], param: str, words: str
 ) -> None:
-    """By the field's name here, not the chat's."""
+    """The error has the field's name here, not the chat's."""
     answer = await http.post("/v1/responses", json={"model": "sprig", "input": "What?"} | change)
     error = answer.json()["error"]
     assert error["param"] == param, error

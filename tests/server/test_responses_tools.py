@@ -105,7 +105,7 @@ async def test_a_call_that_is_cut(openai: AsyncOpenAI, engine: ScriptedEngine) -
 
 
 async def test_calls_and_results_go_back_in(openai: AsyncOpenAI, engine: ScriptedEngine) -> None:
-    """A response's items, and the tools' results."""
+    """The prompt has a response's items and the tools' results."""
     engine.say = saying(REPLY)
     first = await openai.responses.create(**BODY)
     calls = [item for item in first.output if item.type == "function_call"]
@@ -150,7 +150,7 @@ async def test_calls_and_results_go_back_in(openai: AsyncOpenAI, engine: Scripte
 async def test_what_is_wrong_is_named(
     http: httpx2.AsyncClient, change: dict[str, Any], param: str
 ) -> None:
-    """By the field's name in ``/v1/responses``."""
+    """The error has the field's name in ``/v1/responses``."""
     error = await refusal(http, "/v1/responses", BODY | change)
     assert error["param"] == param
     assert error["message"].startswith(param)

@@ -47,7 +47,7 @@ async def answer_to(http: httpx2.AsyncClient, path: str, request: dict[str, Any]
 async def test_a_plain_reply_is_drawn_by_them(
     http: httpx2.AsyncClient, engine: ScriptedEngine
 ) -> None:
-    """For chat and text alike; the output begins after the prompt."""
+    """Chats and texts alike; ``prompt_tokens`` says where the output begins."""
     await answer_to(http, CHAT, body(**FIELDS))
     assert engine.samplings[-1].logits == UNDERSTOOD
     assert engine.samplings[-1].prompt_tokens == len("user: What is it?\n")
@@ -73,7 +73,7 @@ async def test_a_search_is_drawn_by_them(http: httpx2.AsyncClient, engine: Scrip
 async def test_neutral_values_change_nothing(
     http: httpx2.AsyncClient, engine: ScriptedEngine, search: dict[str, Any] | None
 ) -> None:
-    """Many clients always send them."""
+    """Neutral values, which many clients always send, give the same choices."""
     fields = {} if search is None else {"search": search}
     assert (await answer_to(http, CHAT, body(**fields, **NOTHING)))["choices"] == (
         await answer_to(http, CHAT, body(**fields))
@@ -131,7 +131,7 @@ async def test_an_engine_that_does_not_honour_one_says_so(
 async def test_a_temperature_that_an_engine_does_not_draw_at(
     http: httpx2.AsyncClient, engine: ScriptedEngine
 ) -> None:
-    """OpenAI's servers take 2 at most."""
+    """A temperature above the engine's maximum is refused; OpenAI's servers take 2 at most."""
     engine.most_temperature = 2.0
     error = await refusal(http, CHAT, body(search=SEARCH | {"temperature": 2.5}))
     assert error["param"] == "search.temperature"

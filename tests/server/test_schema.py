@@ -73,7 +73,7 @@ def make_app() -> Any:
 
 schema = schemathesis.openapi.from_asgi("/openapi.json", make_app())
 schema.config.generation.update(modes=[GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
-# Each bound of each field: 6,200 cases, which every process that collects tests makes in a minute.
+# Tests every bound of every field: 6,200 cases, which take a minute whenever tests are collected.
 schema.config.phases.coverage.enabled = AT_LENGTH
 
 
@@ -91,7 +91,7 @@ def test_every_operation_keeps_to_the_document(case: Any) -> None:
     if response.status_code != 504:
         limited = any(words in response.text for words in UNTOLD)
         skipped = {positive_data_acceptance} if limited else set()
-        if response.status_code == 413:  # a refusal, too
+        if response.status_code == 413:  # also a refusal
             skipped.add(negative_data_rejection)
         checks = [check for check in CHECKS if check not in skipped]
         case.validate_response(response, checks=checks)
@@ -184,7 +184,7 @@ def test_odd_values_are_refused_by_name(
     ],
 )
 def test_monstrous_bodies_are_refused(path: str, body: bytes) -> None:
-    """A 4xx in OpenAI's shape."""
+    """Huge and malformed bodies get a 4xx in OpenAI's shape."""
     answer = asyncio.run(post(path, body))
     assert 400 <= answer.status_code < 500
     assert answer.json()["error"]["code"]

@@ -77,7 +77,9 @@ async def test_many_share_what_they_have_in_common(
         [("a\n\n", "c\n\n", "d")],
     ]
     nodes = [t.node for call in engine.scored for t in call]
-    assert len(set(nodes)) == 4  # of the larger tree; the other one has the first of its own
+    assert (
+        len(set(nodes)) == 4
+    )  # the larger tree's; the node of the other tree has one of these ids
     alone = [(await scores(http, item))["data"][0]["rewards"] for item in items]
     assert alone == rewards_by_reply
 
@@ -202,7 +204,7 @@ async def test_a_keys_limits_hold(
 
 @pytest.mark.parametrize("settings", [{"key_tokens_total": 10}], indirect=True)
 async def test_what_is_read_is_the_keys(http: httpx2.AsyncClient) -> None:
-    """Booked as prompt; a key without tokens is refused before its body is looked at."""
+    """Tokens read are booked as prompt; a key without tokens is refused before its body is read."""
     tokens = (await scores(http, BODY))["usage"]["total_tokens"]
     account = (await http.get("/v1/usage")).json()
     assert account["prompt_tokens"] == account["tokens_today"] == tokens
@@ -228,7 +230,7 @@ def stall_after(calls: int, engine: ScriptedEngine) -> None:
 async def test_the_deadline_is_said_and_nothing_is_held(
     http: httpx2.AsyncClient, engine: ScriptedEngine
 ) -> None:
-    """What was read by then is booked."""
+    """The answer is a 504 not to be retried; what was read by then is booked."""
     stall_after(1, engine)
     late = await http.post(SCORE, json=BODY | {"deadline_ms": 30})
     assert (late.status_code, late.json()["error"]["code"]) == (504, "deadline_exceeded")
@@ -277,8 +279,8 @@ class OneFails(ScriptedEngine):
 async def test_one_questions_fault_ends_all_of_its_request(
     http: httpx2.AsyncClient, engine: ScriptedEngine
 ) -> None:
-    """No work for the other questions goes on."""
+    """The engine's other work for the request is aborted."""
     error = await refusal(http, SCORE, {"items": [BODY, {"question": "R", "steps": ["a"]}]}, 500)
     assert error["code"] == "reward_missing"
     assert len(engine.aborted) == 2
-    assert len(asyncio.all_tasks()) == 1  # this test
+    assert len(asyncio.all_tasks()) == 1  # only this test

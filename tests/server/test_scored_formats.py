@@ -101,7 +101,7 @@ async def test_an_outcome_models_too(policy: Path, tmp_path: Path) -> None:
 
 
 async def test_a_judges_verdicts_repeat_by_their_seed(policy: Path, tmp_path: Path) -> None:
-    """Alone or beside others; another seed draws other verdicts."""
+    """They repeat alone or beside others; another seed draws other verdicts."""
     file = tmp_path / "digit.json"
     file.write_text(
         json.dumps(

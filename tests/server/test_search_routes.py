@@ -115,7 +115,7 @@ async def test_the_events_tell_the_whole_tree(http: httpx2.AsyncClient) -> None:
 
 
 async def test_a_finished_search_can_be_read_again_and_deleted(http: httpx2.AsyncClient) -> None:
-    """By its id, until it is deleted."""
+    """It is found by its id until it is deleted."""
     document = (await http.post("/v1/search", json=BODY)).json()
     path = f"/v1/search/{document['id']}"
     assert (await http.get(path)).json() == document

@@ -34,7 +34,7 @@ def test_the_environment_is_read_and_the_command_line_wins() -> None:
 def test_lists_stand_by_commas_in_the_environment(
     name: str, text: str, expected: tuple[object, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As the chart and the compose files write them."""
+    """Lists are split at commas, as the chart and the compose files write them."""
     monkeypatch.setenv(f"HEDGEROW_{name.upper()}", text)
     assert getattr(load_settings(), name) == expected
     monkeypatch.delenv(f"HEDGEROW_{name.upper()}")
@@ -49,7 +49,7 @@ def test_lists_stand_by_commas_in_the_environment(
 def test_a_shipped_theta_goes_with_the_bundled_policy_model_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If there is one; ``none`` and another file override it."""
+    """It is used if it exists; ``none`` and another file override it."""
     monkeypatch.setattr(server.settings, "SPRIG_FOLDER", tmp_path)
     shipped, other, policy = tmp_path / "theta.json", tmp_path / "mine.json", tmp_path / "policy"
     policy.mkdir()
@@ -74,7 +74,7 @@ def test_the_environment_is_read_by_load_settings_alone(monkeypatch: pytest.Monk
 
 
 def test_the_default_listens_on_this_machine_only() -> None:
-    """Nothing is exposed unless asked for."""
+    """The server listens on 127.0.0.1 and port 8000 by default."""
     assert Settings().host == "127.0.0.1"
     assert Settings().port == 8000
 

@@ -63,7 +63,7 @@ def test_each_says_what_it_says_alone(lengths: list[int]) -> None:
         ]
         assert replies == alone
         pieces = max(-(-reply.tokens // REQUEST.piece) for reply in replies)
-        assert len(engine.expanded) in (pieces, pieces + 1)  # an end at a piece's is seen later
+        assert len(engine.expanded) in (pieces, pieces + 1)  # an end at a piece's end is seen later
         branches = [branch for call in engine.expanded for branch in call]
         nodes = [branch.node for branch in branches]
         assert len(set(nodes)) == len(nodes)

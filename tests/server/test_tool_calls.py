@@ -54,7 +54,7 @@ def add_up_deltas(reader: CallReader, text: str, cuts: list[int]) -> tuple[str, 
     ],
 )
 def test_tagged_calls(text: str, content: str | None, names: list[str]) -> None:
-    """Any number amid text; a call of a tool that was not named stays text."""
+    """A reply may have any number amid text; a call of an unknown tool stays text."""
     read = CallReader("tagged", NAMES).read(text)
     assert read.text == (text if content is None else content)
     assert [call.name for call in read.calls] == names
@@ -90,7 +90,7 @@ def test_a_reply_that_is_cut_has_what_is_there() -> None:
 def test_streams_say_what_is_said_whole(
     prose: str, arguments: dict[str, Any], indent: int | None, cuts: list[int]
 ) -> None:
-    """However a reply is cut into pieces, in every form."""
+    """The deltas add up to the whole reply's text and calls, in every form."""
     inside = json.dumps(arguments, indent=indent)
     choice = json.dumps({"name": "weather", "arguments": arguments}, indent=indent)
     tagged_call = f"{prose}{OPENS}{choice}{CLOSES}"

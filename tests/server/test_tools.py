@@ -82,7 +82,7 @@ async def test_the_model_may_call(openai: AsyncOpenAI, engine: ScriptedEngine) -
 async def test_streamed_calls_are_those_of_the_whole_reply(
     openai: AsyncOpenAI, engine: ScriptedEngine
 ) -> None:
-    """By the client's own accumulation of the deltas."""
+    """The client's own accumulation of the deltas has the same calls."""
     engine.say = saying(REPLY)
     async with openai.chat.completions.stream(**REQUEST) as stream:
         async for _ in stream:
@@ -120,7 +120,7 @@ async def test_one_call_at_a_time(openai: AsyncOpenAI, engine: ScriptedEngine) -
 
 
 async def test_calls_and_results_go_back_in(openai: AsyncOpenAI, engine: ScriptedEngine) -> None:
-    """As the chat template takes them: arguments are objects there."""
+    """The chat template gets them with arguments as objects."""
     engine.say = saying("Five.")
     await chat(openai, messages=HISTORY)
     call = '{"name": "add", "arguments": {"a": 2}}'
@@ -149,7 +149,7 @@ async def test_a_search_whose_reply_calls(openai: AsyncOpenAI, engine: ScriptedE
 async def test_arguments_that_only_open_are_refused_by_name(
     http: httpx2.AsyncClient, depth: int
 ) -> None:
-    """For any number of brackets."""
+    """Any number of open brackets is refused, by the field's path."""
     call = {"id": "1", "type": "function", "function": {"name": "a", "arguments": "[" * depth}}
     messages = [*question(), {"role": "assistant", "content": "", "tool_calls": [call]}]
     error = await refusal(http, "/v1/chat/completions", {"model": "sprig", "messages": messages})

@@ -46,7 +46,7 @@ WHOLE = st.builds(
 
 @given(WHOLE)
 def test_what_is_written_is_read(tuned: TunedSearches) -> None:
-    """With any names, and only with the fields that were set."""
+    """This holds for any names, and for fields that were not set."""
     tables = tomllib.loads(tuned_toml(tuned))
     reread = TunedSearches.model_validate(tables)
     assert reread == tuned
@@ -56,7 +56,7 @@ def test_what_is_written_is_read(tuned: TunedSearches) -> None:
 
 
 def test_a_file_by_hand(tmp_path: Path) -> None:
-    """Only the searches are needed."""
+    """A file needs only the searches."""
     path = tmp_path / "tuned.toml"
     path.write_text(
         'date = 2026-01-02\n[reasoning_effort.low.search]\npolicy = "beam"\nwidth = 4\n'
@@ -98,7 +98,7 @@ def test_a_file_by_hand(tmp_path: Path) -> None:
     ],
 )
 def test_a_bad_file_is_refused_by_field(tmp_path: Path, text: str, message: str) -> None:
-    """At a start, with the setting's name, the field, its value and what is allowed."""
+    """The error has the setting's name, the field, its value and what is allowed."""
     path = tmp_path / "tuned.toml"
     path.write_text(text)
     with pytest.raises(SettingsError) as error:
@@ -115,7 +115,7 @@ def test_the_setting() -> None:
 
 
 def test_models_that_differ() -> None:
-    """All three are compared; a file that names none was written by hand."""
+    """All three models are compared; a file that names none was written by hand."""
     models: dict[str, Any] = {"policy_model": "a", "reward_model": None, "verifier": None}
     assert TunedSearches(policy_model="a").others_than(models) == []
     assert TunedSearches().others_than(models) == []

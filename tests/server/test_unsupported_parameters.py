@@ -45,7 +45,7 @@ async def test_what_is_not_honoured_is_refused_by_name(
 
 
 async def test_what_load_generators_and_clients_send_is_taken(http: httpx2.AsyncClient) -> None:
-    """``ignore_eos``, ``stop: null`` and unknown fields."""
+    """``ignore_eos``, ``stop: null`` and unknown fields are accepted."""
     fields = {
         "ignore_eos": True,
         "stop": None,

@@ -68,7 +68,7 @@ async def test_steps_that_a_client_has_are_its_to_judge_too(http: httpx2.AsyncCl
 
 
 async def test_replies_say_so(openai: AsyncOpenAI) -> None:
-    """By the fingerprint, and by ``reproducible``."""
+    """They have the verifier's fingerprint, and ``reproducible`` is "no"."""
     reply = await chat(openai, "well", search=SEARCH)
     assert reply.system_fingerprint is not None
     assert reply.system_fingerprint.endswith(f"scripted-1/{Judging.fingerprint}")
@@ -84,7 +84,7 @@ async def test_no_request_names_one(http: httpx2.AsyncClient) -> None:
 
 @pytest.mark.parametrize("name", ["os.system", "system", ":x", "a:", "ftp://x", "a b:c"])
 def test_a_name_that_is_none_is_refused(name: str) -> None:
-    """Before any start, with what is allowed."""
+    """The error says what is allowed, before any start."""
     message = r"arithmetic, a Python module:function or an http\(s\) URL is needed"
     with pytest.raises(SettingsError, match=f"^HEDGEROW_VERIFIER = '{name}': {message}$"):
         load_settings({"HEDGEROW_VERIFIER": name})

@@ -119,7 +119,7 @@ async def test_a_stream_tells_the_same(
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_each_choice_is_written(openai: AsyncOpenAI, stream: bool) -> None:
-    """The best distinct answers, each from its own trajectory."""
+    """Choices are the best distinct answers, each from its own trajectory."""
     fields: Any = {"n": 3, "response_format": FORMAT, "search": SEARCH | {"width": 16}}
     texts: dict[int, str] = {}
     if stream:

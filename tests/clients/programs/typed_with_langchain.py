@@ -25,7 +25,7 @@ typed = {
     for method in ("json_schema", "function_calling")
 }
 output = {name: runnable.invoke(question).model_dump() for name, runnable in typed.items()}
-for seed in range(50):  # a toy that may write any object seldom comes to its end
+for seed in range(50):  # the toy model seldom ends an arbitrary object
     mode = ChatOpenAI(base_url=url, api_key="any", model="sprig", seed=seed, max_tokens=64)
     with suppress(openai.LengthFinishReasonError):
         object_ = mode.with_structured_output(None, method="json_mode").invoke(question)

@@ -1,4 +1,4 @@
-"""dspy: its language model, whole and as a program's predictor. Prints JSON."""
+"""dspy: its language model: plain, searched, and over the Responses API. Prints JSON."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""LiteLLM's ``openai/`` provider: whole, streamed, and its mapping of errors. Prints JSON."""
+"""LiteLLM's ``openai/`` provider: whole, streamed, and how it maps errors. Prints JSON."""
 
 import json
 import sys
