@@ -50,7 +50,7 @@ async def turn_order(admission: Admission, slots: list[QueueSlot]) -> list[str]:
 
 
 async def test_trees_start_in_turn_between_keys_not_in_order_of_arrival() -> None:
-    """By hand: six of Ann's came first, yet each of Bob's two waits for only one of hers."""
+    """By hand: Ann's six came first, yet each of Bob's two waits for only one of Ann's."""
     admission = Admission(running=1, queued=99, retry_after=1)
     ann, bob = key("ann"), key("bob")
     slots = [await queued_slot(admission, owner) for owner in [ann] * 6 + [bob] * 2]

@@ -142,7 +142,7 @@ async def test_efforts_are_the_files_where_it_has_them(
 
 
 async def test_a_branch_by_auto(tmp_path: Path) -> None:
-    """A branch with ``auto`` uses the file's search, whatever the first search used."""
+    """A branch with ``auto`` uses the file's search, not that of the first search."""
     app = app_of(tmp_path, TUNED, ScriptedEngine())
     first = await run_search(app, {"policy": "beam", "width": 4, "vote": "best_last"})
     body = {"node": 1, "search": {"policy": "auto", "seed": 5}}

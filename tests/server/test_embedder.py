@@ -41,7 +41,7 @@ class EndpointEngine(ScriptedEngine):
 
 @pytest.fixture
 async def engine() -> AsyncIterator[EndpointEngine]:
-    """An engine with such an embeddings server."""
+    """An engine with that embeddings server behind it."""
     scripted = EndpointEngine(lambda b: f"s{b.child}-{b.seed % 97}\n\n")
     scripted.endpoint = Endpoint(EndpointOptions("http://vectors.test/v1/embeddings", "m"))
     scripted.endpoint._client._transport = httpx.MockTransport(scripted.answer)

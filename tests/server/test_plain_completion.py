@@ -58,7 +58,7 @@ def test_a_stop_string_cuts_the_same_reply_whatever_the_pieces(piece: int, stop:
 
 @given(st.integers(1, 50), st.integers(0, 40), st.sampled_from("abcde"))
 def test_before_the_least_tokens_no_stop_string_counts(piece: int, minimum: int, stop: str) -> None:
-    """A character is a token here; whatever the pieces, no streamed text is taken back."""
+    """A character is a token here; for all sizes of pieces, no streamed text is taken back."""
     whole = draw(piece=40)[0]
     params = LogitsParams(min_tokens=minimum)
     text, parts, _ = draw(piece=piece, stop=(stop,), logits=params)

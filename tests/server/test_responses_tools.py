@@ -47,30 +47,25 @@ async def run_both(openai: AsyncOpenAI, **fields: Any) -> tuple[Any, list[Any]]:
 async def test_the_model_may_call(openai: AsyncOpenAI, engine: ScriptedEngine) -> None:
     """Text and calls are items; the request's fields are echoed."""
     engine.say = saying(REPLY)
-    response, _ = await run_both(openai, **BODY)
+    reply, _ = await run_both(openai, **BODY)
     assert decode(engine.expanded[0][0].tokens) == "tool: add\ntool: weather\nuser: 2 and 3?\n"
-    message, first, second = response.output
-    assert response.output_text == "Let me add."
+    message, first, second = reply.output
+    assert reply.output_text == "Let me add."
     assert message.type == "message"
     assert (first.type, first.name, first.status) == ("function_call", "add", "completed")
     assert json.loads(first.arguments) == {"a": 2, "b": 3}
     assert (second.name, second.arguments) == ("weather", "{}")
     assert first.call_id != second.call_id
-    assert [tool.name for tool in response.tools] == ["add", "weather"]
-    assert (response.tool_choice, response.parallel_tool_calls, response.status) == (
-        "auto",
-        True,
-        "completed",
-    )
+    assert [tool.name for tool in reply.tools] == ["add", "weather"]
+    assert (reply.tool_choice, reply.parallel_tool_calls) == ("auto", True)
+    assert reply.status == "completed"
 
 
 async def test_a_tool_that_must_be_called(openai: AsyncOpenAI, engine: ScriptedEngine) -> None:
     """Its arguments are streamed as they are drawn, and there is no message beside them."""
     engine.grammar, engine.say = True, saying(ARGUMENTS)
-    response, events = await run_both(
-        openai, **BODY, tool_choice={"type": "function", "name": "add"}
-    )
-    [call] = response.output
+    reply, events = await run_both(openai, **BODY, tool_choice={"type": "function", "name": "add"})
+    [call] = reply.output
     assert (call.type, call.name, call.arguments) == ("function_call", "add", ARGUMENTS)
     kinds = [event.type for event in events if not event.type.endswith("delta")]
     assert kinds == [

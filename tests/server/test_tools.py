@@ -60,7 +60,7 @@ class QwenText(PlainText):
 
 @pytest.fixture
 def app(settings: Settings, engine: ScriptedEngine) -> FastAPI:
-    """The app of such a model."""
+    """The app of a model whose chat template has tools."""
     return create_app(create_service(settings, engine, QwenText()))  # type: ignore[arg-type]
 
 

@@ -37,7 +37,7 @@ class Judging:
 
 @pytest.fixture
 def engine() -> VerifiedEngine:
-    """The scripted engine with such a verifier."""
+    """The scripted engine with the verifier above."""
     return VerifiedEngine(ScriptedEngine(likelihood=True), Judging(), alone=True)
 
 
