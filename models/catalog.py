@@ -61,10 +61,10 @@ def public_policy(checkpoint: Path) -> PublicPolicy | None:
 
 def public_reward_model(checkpoint: Path) -> PublicRewardModel | None:
     """What is known of a reward model, by its name or a class that tells it; None for nothing."""
-    names, own = names_of(checkpoint), architecture(checkpoint)
+    names, class_name = names_of(checkpoint), architecture(checkpoint)
     rows = public_reward_models()
     by_name = (row for row in rows if _called(names, row.names))
-    by_class = (row for row in rows if row.only and row.architecture == own)
+    by_class = (row for row in rows if row.only and row.architecture == class_name)
     return next(by_name, None) or next(by_class, None)
 
 
@@ -78,20 +78,20 @@ def hub_name(checkpoint: Path) -> str | None:
 
 def names_of(checkpoint: Path) -> set[str]:
     """What a checkpoint may be called, in lower case: names with their owner, and without one."""
-    whole = {hub_name(checkpoint), str(config_of(checkpoint).get("_name_or_path") or "") or None}
-    names = {name.rstrip("/") for name in whole if name}
-    short = {name.rpartition("/")[2] for name in names}
+    origins = {hub_name(checkpoint), str(config_of(checkpoint).get("_name_or_path") or "") or None}
+    names = {name.rstrip("/") for name in origins if name}
+    short_names = {name.rpartition("/")[2] for name in names}
     if hub_name(checkpoint) is None:
-        short.add(checkpoint.name)
-    return {name.lower() for name in names | short}
+        short_names.add(checkpoint.name)
+    return {name.lower() for name in names | short_names}
 
 
-def _called(names: set[str], known: tuple[str, ...]) -> bool:
-    spelled = {name.lower() for name in known}
-    owned = {name for name in names if "/" in name}
-    if owned & spelled:
+def _called(names: set[str], table_names: tuple[str, ...]) -> bool:
+    full_names = {name.lower() for name in table_names}
+    owned_names = {name for name in names if "/" in name}
+    if owned_names & full_names:
         return True
-    return bool(names & {name.rpartition("/")[2] for name in spelled})
+    return bool(names & {name.rpartition("/")[2] for name in full_names})
 
 
 def _row(row: dict[str, Any]) -> dict[str, Any]:

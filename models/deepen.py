@@ -25,17 +25,17 @@ def deepen(source: Path, folder: Path, layers: int) -> None:
     Raises ValueError for fewer layers than it has.
     """
     config = json.loads((source / "config.json").read_text(encoding="utf-8"))
-    has = config["num_hidden_layers"]
-    if layers < has:
-        raise ValueError(f"layers: {layers}; {source} has {has}, and none can be taken away")
+    depth = config["num_hidden_layers"]
+    if layers < depth:
+        raise ValueError(f"layers: {layers}; {source} has {depth}, and none can be taken away")
     tensors = load_file(source / WEIGHTS)
-    first = {name: t for name, t in tensors.items() if name.startswith("model.layers.0.")}
-    for number in range(has, layers):
-        for name, tensor in first.items():
+    first_layer = {name: t for name, t in tensors.items() if name.startswith("model.layers.0.")}
+    for number in range(depth, layers):
+        for name, tensor in first_layer.items():
             part = name.removeprefix("model.layers.0.")
             silent = part.startswith(SILENT)
-            copied = torch.zeros_like(tensor) if silent else tensor.clone()
-            tensors[f"model.layers.{number}.{part}"] = copied
+            weights = torch.zeros_like(tensor) if silent else tensor.clone()
+            tensors[f"model.layers.{number}.{part}"] = weights
     folder.mkdir(parents=True, exist_ok=True)
     for path in source.iterdir():
         if path.name not in (WEIGHTS, "config.json"):

@@ -48,7 +48,7 @@ class GgufFile:
         """Raises GgufError for what is no GGUF file of a known version, OSError without one."""
         with path.open("rb") as file:
             self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        self._path, self._at = path, len(MAGIC)
+        self._path, self._offset = path, len(MAGIC)
         if self._bytes[: len(MAGIC)] != MAGIC or self._number("I") not in VERSIONS:
             raise GgufError(f"{path}: no GGUF file of version {' or '.join(map(str, VERSIONS))}")
         tensors, keys = self._number("Q"), self._number("Q")
@@ -58,22 +58,22 @@ class GgufFile:
             self.metadata[key] = self._value(self._number("I"))
         self._tensors = dict(self._tensor() for _ in range(tensors))
         step = self.metadata.get("general.alignment", BLOCK)
-        self._head = -(-self._at // step) * step
+        self._head = -(-self._offset // step) * step
 
     def tensor(self, name: str) -> Floats:
         """A tensor's numbers. Raises GgufError where it is not whole or of another kind."""
-        stored = self._tensors.get(name)
-        if stored is None:
+        entry = self._tensors.get(name)
+        if entry is None:
             raise GgufError(f"{self._path}: tensor {name} is missing")
-        if stored.kind not in KINDS:
-            raise GgufError(f"{self._path}: tensor {name} is of ggml's kind {stored.kind}")
-        size, numbers = KINDS[stored.kind]
-        blocks = int(np.prod(stored.shape)) // BLOCK
-        start = self._head + stored.start
+        if entry.kind not in KINDS:
+            raise GgufError(f"{self._path}: tensor {name} is of ggml's kind {entry.kind}")
+        size, numbers = KINDS[entry.kind]
+        blocks = int(np.prod(entry.shape)) // BLOCK
+        start = self._head + entry.start
         if start + blocks * size > len(self._bytes):
             raise GgufError(f"{self._path}: ends before tensor {name} does")
         raw = np.frombuffer(self._bytes, np.uint8, blocks * size, start)
-        return numbers(raw.reshape(blocks, size)).reshape(stored.shape)
+        return numbers(raw.reshape(blocks, size)).reshape(entry.shape)
 
     def _tensor(self) -> tuple[str, StoredTensor]:
         name = self._string()
@@ -84,21 +84,21 @@ class GgufFile:
         if kind == STRING:
             return self._string()
         if kind == ARRAY:
-            of, count = self._number("I"), self._number("Q")
-            return [self._value(of) for _ in range(count)]
+            element, count = self._number("I"), self._number("Q")
+            return [self._value(element) for _ in range(count)]
         if kind not in NUMBERS:
             raise GgufError(f"{self._path}: metadata of kind {kind}")
         return self._number(NUMBERS[kind])
 
     def _number(self, form: str) -> Any:
-        (value,) = struct.unpack_from(f"<{form}", self._bytes, self._at)
-        self._at += struct.calcsize(f"<{form}")
+        (value,) = struct.unpack_from(f"<{form}", self._bytes, self._offset)
+        self._offset += struct.calcsize(f"<{form}")
         return value
 
     def _string(self) -> str:
         size = self._number("Q")
-        self._at += size
-        return self._bytes[self._at - size : self._at].decode()
+        self._offset += size
+        return self._bytes[self._offset - size : self._offset].decode()
 
 
 def _float32(blocks: Bytes) -> Floats:

@@ -32,9 +32,9 @@ _LAYER = {
 def convert(file: GgufFile, folder: Path) -> None:
     """Write the checkpoint. Raises GgufError for another architecture, or another tokenizer than
     that of SmolLM: byte-level BPE that takes every digit by itself."""
-    for key, known in {"general.architecture": "llama", "tokenizer.ggml.pre": "smollm"}.items():
-        if file.metadata.get(key) != known:
-            raise GgufError(f"{key}: {file.metadata.get(key)!r}; {known!r} is read")
+    for key, expected in {"general.architecture": "llama", "tokenizer.ggml.pre": "smollm"}.items():
+        if file.metadata.get(key) != expected:
+            raise GgufError(f"{key}: {file.metadata.get(key)!r}; {expected!r} is read")
     _write_json(folder / "config.json", _config(file.metadata))
     ids = {name: file.metadata[f"tokenizer.ggml.{name}_token_id"] for name in ("bos", "eos")}
     _write_json(folder / "generation_config.json", {f"{k}_token_id": i for k, i in ids.items()})
@@ -42,79 +42,81 @@ def convert(file: GgufFile, folder: Path) -> None:
     _write_tokenizer(file.metadata, folder)
 
 
-def _config(about: dict[str, Any]) -> dict[str, Any]:
-    own = {key.removeprefix("llama."): value for key, value in about.items()}
-    theta = own["rope.freq_base"]
+def _config(metadata: dict[str, Any]) -> dict[str, Any]:
+    llama = {key.removeprefix("llama."): value for key, value in metadata.items()}
+    theta = llama["rope.freq_base"]
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
         "dtype": "bfloat16",
-        "vocab_size": own["vocab_size"],
-        "hidden_size": own["embedding_length"],
-        "intermediate_size": own["feed_forward_length"],
-        "num_hidden_layers": own["block_count"],
-        "num_attention_heads": own["attention.head_count"],
-        "num_key_value_heads": own["attention.head_count_kv"],
-        "head_dim": own["rope.dimension_count"],
-        "max_position_embeddings": own["context_length"],
-        "rms_norm_eps": float(f"{own['attention.layer_norm_rms_epsilon']:.6g}"),
+        "vocab_size": llama["vocab_size"],
+        "hidden_size": llama["embedding_length"],
+        "intermediate_size": llama["feed_forward_length"],
+        "num_hidden_layers": llama["block_count"],
+        "num_attention_heads": llama["attention.head_count"],
+        "num_key_value_heads": llama["attention.head_count_kv"],
+        "head_dim": llama["rope.dimension_count"],
+        "max_position_embeddings": llama["context_length"],
+        "rms_norm_eps": float(f"{llama['attention.layer_norm_rms_epsilon']:.6g}"),
         "rope_theta": theta,
         "rope_parameters": {"rope_theta": theta, "rope_type": "default"},
         "hidden_act": "silu",
         "attention_bias": False,
         "mlp_bias": False,
         "tie_word_embeddings": True,
-        "bos_token_id": about["tokenizer.ggml.bos_token_id"],
-        "eos_token_id": about["tokenizer.ggml.eos_token_id"],
-        "pad_token_id": about["tokenizer.ggml.padding_token_id"],
+        "bos_token_id": metadata["tokenizer.ggml.bos_token_id"],
+        "eos_token_id": metadata["tokenizer.ggml.eos_token_id"],
+        "pad_token_id": metadata["tokenizer.ggml.padding_token_id"],
     }
 
 
 def _tensors(file: GgufFile) -> dict[str, torch.Tensor]:
     """By Hugging Face's names. llama.cpp pairs neighbours where RoPE turns a head, Hugging Face
     its halves: rows of queries and keys are put back."""
-    about = file.metadata
+    metadata = file.metadata
     heads = {
-        "attn_q": about["llama.attention.head_count"],
-        "attn_k": about["llama.attention.head_count_kv"],
+        "attn_q": metadata["llama.attention.head_count"],
+        "attn_k": metadata["llama.attention.head_count_kv"],
     }
-    found = {
+    weights = {
         "model.embed_tokens.weight": file.tensor("token_embd.weight"),
         "model.norm.weight": file.tensor("output_norm.weight"),
     }
-    for layer in range(about["llama.block_count"]):
-        for theirs, ours in _LAYER.items():
-            weight = file.tensor(f"blk.{layer}.{theirs}.weight")
-            if theirs in heads:
-                pairs = weight.reshape(heads[theirs], -1, 2, weight.shape[1])
+    for layer in range(metadata["llama.block_count"]):
+        for gguf_name, hf_name in _LAYER.items():
+            weight = file.tensor(f"blk.{layer}.{gguf_name}.weight")
+            if gguf_name in heads:
+                pairs = weight.reshape(heads[gguf_name], -1, 2, weight.shape[1])
                 weight = pairs.swapaxes(1, 2).reshape(weight.shape)
-            found[f"model.layers.{layer}.{ours}.weight"] = weight
+            weights[f"model.layers.{layer}.{hf_name}.weight"] = weight
     return {
         name: torch.from_numpy(np.ascontiguousarray(weight)).to(torch.bfloat16)
-        for name, weight in found.items()
+        for name, weight in weights.items()
     }
 
 
-def _write_tokenizer(about: dict[str, Any], folder: Path) -> None:
-    tokens: list[str] = about["tokenizer.ggml.tokens"]
-    merges = [tuple(merge.split(" ")) for merge in about["tokenizer.ggml.merges"]]
+def _write_tokenizer(metadata: dict[str, Any], folder: Path) -> None:
+    tokens: list[str] = metadata["tokenizer.ggml.tokens"]
+    merges = [tuple(merge.split(" ")) for merge in metadata["tokenizer.ggml.merges"]]
     tokenizer = Tokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, merges))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(False)]
     )
     tokenizer.decoder = decoders.ByteLevel()
-    kinds = zip(tokens, about["tokenizer.ggml.token_type"], strict=True)
+    kinds = zip(tokens, metadata["tokenizer.ggml.token_type"], strict=True)
     special = [token for token, kind in kinds if kind == CONTROL]
     tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in special])
     tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "chat_template.jinja").write_text(about["tokenizer.chat_template"], encoding="utf-8")
+    (folder / "chat_template.jinja").write_text(
+        metadata["tokenizer.chat_template"], encoding="utf-8"
+    )
     names = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
     settings = {
-        f"{ours}_token": tokens[about[f"tokenizer.ggml.{theirs}_token_id"]]
-        for ours, theirs in names.items()
+        f"{hf_name}_token": tokens[metadata[f"tokenizer.ggml.{gguf_name}_token_id"]]
+        for hf_name, gguf_name in names.items()
     } | {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": about["llama.context_length"],
+        "model_max_length": metadata["llama.context_length"],
         "clean_up_tokenization_spaces": False,
     }
     _write_json(folder / "tokenizer_config.json", settings)

@@ -42,9 +42,9 @@ def smollm2_folder() -> Path:
 
 
 def _weights() -> Path:
-    found = find_spec(MODULE)
-    for place in (found and found.submodule_search_locations) or ():
-        for file in Path(place).glob("*.gguf"):
+    spec = find_spec(MODULE)
+    for folder in (spec and spec.submodule_search_locations) or ():
+        for file in Path(folder).glob("*.gguf"):
             return file
     raise NotInstalled(f"its weights are not installed: {INSTALL} (93 MB)")
 

@@ -26,9 +26,9 @@ def context_for(spec: SearchSpec, engine: Capabilities) -> int:
     """
     if not needs_rewards(spec):
         return engine.context_tokens
-    once, each = engine.score_tokens
-    read = scored_context(engine) - once - spec.max_depth * each
-    return max(1, min(engine.context_tokens, read))
+    fixed, per_step = engine.score_tokens
+    room = scored_context(engine) - fixed - spec.max_depth * per_step
+    return max(1, min(engine.context_tokens, room))
 
 
 def scored_context(engine: Capabilities) -> int:

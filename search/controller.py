@@ -121,28 +121,28 @@ async def search(
 
 
 def _policy(
-    spec: SearchSpec, able: Capabilities, policy_of: Callable[[SearchSpec], Policy]
+    spec: SearchSpec, capabilities: Capabilities, policy_of: Callable[[SearchSpec], Policy]
 ) -> tuple[Policy, Scores]:
     """The policy, suited to what the engine can do, and which nodes need a reward."""
     policy = policy_of(spec)
     if isinstance(policy, EmbeddingPolicy):
-        policy = policy.suited_to(able.embeds)
+        policy = policy.suited_to(capabilities.embeds)
     scores = max(policy.scores, VOTE_SCORES[vote_name(spec)])
-    if scores is not Scores.NONE and not able.scores:
-        needy = f"policy {spec.policy} with vote {vote_name(spec)} needs one"
-        raise RewardMissing(f"engine {able.engine} has no reward model; {needy}")
-    if able.outcome and (refused := outcome_refusal(spec)) is not None:
+    if scores is not Scores.NONE and not capabilities.scores:
+        need = f"policy {spec.policy} with vote {vote_name(spec)} needs one"
+        raise RewardMissing(f"engine {capabilities.engine} has no reward model; {need}")
+    if capabilities.outcome and (refused := outcome_refusal(spec)) is not None:
         raise RewardMissing("search.{}: {}".format(*refused))
     return policy, scores
 
 
-def check_rewards(rewards: Sequence[float], wanted: int, able: Capabilities) -> None:
+def check_rewards(rewards: Sequence[float], expected: int, capabilities: Capabilities) -> None:
     """Raise RewardMissing unless an engine gave so many rewards in [0, 1]."""
-    good = [reward for reward in rewards if 0.0 <= reward <= 1.0]
-    if len(good) != wanted:
+    valid = [reward for reward in rewards if 0.0 <= reward <= 1.0]
+    if len(valid) != expected:
+        engine = f"engine {capabilities.engine} ({dict(capabilities.models)})"
         raise RewardMissing(
-            f"engine {able.engine} ({dict(able.models)}) gave {len(good)} rewards in [0, 1] "
-            f"for {wanted} trajectories"
+            f"{engine} gave {len(valid)} rewards in [0, 1] for {expected} trajectories"
         )
 
 
@@ -211,8 +211,9 @@ class _SearchLoop:
             plan = await within(self.until.left(), self.plan())
             if plan is None:
                 return why_done(tree, self.spec, self.policy)
-            if (met := budget_met(tree, self.spec, lambda: self.tally.held(tree))) is not None:
-                return met
+            reason = budget_met(tree, self.spec, lambda: self.tally.held_tokens(tree))
+            if reason is not None:
+                return reason
             if self.spec.consensus and await self.settled(plan):
                 return StopReason.CONSENSUS
             self.hint(plan)
@@ -239,9 +240,9 @@ class _SearchLoop:
         """Tell who watches what became of the KV in this round."""
         if self.kv_events is None or self.kv_moved is None:
             return
-        moved = self.kv_moved(self.tree_id)
-        if moved is not None:
-            self.kv_events.round(self.builder.round, moved, self.tally.kv.tokens(plan.expand))
+        changes = self.kv_moved(self.tree_id)
+        if changes is not None:
+            self.kv_events.round(self.builder.round, changes, self.tally.kv.tokens(plan.expand))
 
     async def settled(self, plan: Round) -> bool:
         """Whether the finished trajectories have agreed, so that the round is not needed.
@@ -276,18 +277,18 @@ class _SearchLoop:
     async def plan(self) -> Round | None:
         """The policy's next round, timed."""
         policy, tree = self.policy, self.builder.tree
-        knows = isinstance(policy, AnswerPolicy)
-        answers = await self.answers(self.until.left()) if knows else {}
-        before, fell_back = self.until.clock(), False
+        reads_answers = isinstance(policy, AnswerPolicy)
+        answers = await self.answers(self.until.left()) if reads_answers else {}
+        start, fell_back = self.until.clock(), False
         if self.embeddings is not None and isinstance(policy, EmbeddingPolicy):
             fell_back = bool(self.embeddings.unknown(policy.to_embed(tree)))
-            planned = policy.uncompared if fell_back else policy.plan
-            plan = await asyncio.to_thread(planned, tree)
+            planner = policy.uncompared if fell_back else policy.plan
+            plan = await asyncio.to_thread(planner, tree)
         elif isinstance(policy, AnswerPolicy):
             plan = policy.plan_knowing(tree, answers)
         else:
             plan = policy.plan(tree)
-        self.tally.policy_seconds += self.until.clock() - before
+        self.tally.policy_seconds += self.until.clock() - start
         if plan is not None:
             self.tally.embedder_fallbacks += fell_back
             self.tally.solver_fallbacks += plan.fell_back
@@ -328,22 +329,22 @@ class _SearchLoop:
         pending = self.builder.pending(branches, steps)
         embeddings = self.embeddings
         if embeddings is not None and not embeddings.empty:
-            fresh = embeddings.new(self.builder.to_compare(pending))
-            if self.asks(fresh):
-                learn = self.learn(fresh, embeddings)
+            new_steps = embeddings.new(self.builder.to_compare(pending))
+            if self.asks(new_steps):
+                learn = self.learn(new_steps, embeddings)
                 rewards, _ = await asyncio.gather(self.score(pending), learn)
                 return pending, rewards
         return pending, await self.score(pending)
 
     async def score(self, pending: Sequence[PendingNode]) -> dict[int, float]:
         """Rewards by node id, unrounded; one for each distinct path that needs one."""
-        wanted = self.builder.to_score(pending)
-        if not wanted:
+        paths = self.builder.to_score(pending)
+        if not paths:
             return {}
         problem = self.problem
-        rewards = await self.engine.score(self.tree_id, problem.prompt, problem.question, wanted)
-        check_rewards(rewards, len(wanted), self.engine.capabilities)
-        return {trajectory.node: r for trajectory, r in zip(wanted, rewards, strict=True)}
+        rewards = await self.engine.score(self.tree_id, problem.prompt, problem.question, paths)
+        check_rewards(rewards, len(paths), self.engine.capabilities)
+        return {path.node: r for path, r in zip(paths, rewards, strict=True)}
 
     def outcome(
         self,

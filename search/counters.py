@@ -120,9 +120,9 @@ class EngineCounters(Counters):
     @classmethod
     def of(cls, searches: Counters, **values: float) -> EngineCounters:
         """The sums of all searches, with or instead of them ``values`` by name."""
-        counted: dict[str, Any] = {n: getattr(searches, n) for n, _ in _rules(type(searches))}
-        counted |= values
-        return cls(**counted)
+        sums: dict[str, Any] = {n: getattr(searches, n) for n, _ in _rules(type(searches))}
+        sums |= values
+        return cls(**sums)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,18 +146,18 @@ class Usage:
     totals: EngineCounters = field(default_factory=EngineCounters)
 
 
-def combined(kind: type[C], several: Iterable[Counters]) -> C:
+def combined(kind: type[C], parts: Iterable[Counters]) -> C:
     """All of ``several`` together, each field by its rule."""
     rules = _rules(kind)
-    columns = zip(*map(_values(kind), several), strict=True)
-    sums = (max(c) if most else sum(c) for (_, most), c in zip(rules, columns, strict=False))
+    columns = zip(*map(_values(kind), parts), strict=True)
+    sums = (max(c) if maximum else sum(c) for (_, maximum), c in zip(rules, columns, strict=False))
     return kind(*sums)
 
 
 @cache
 def _rules(kind: type[Counters]) -> tuple[tuple[str, bool], ...]:
     """Each field's name, and whether it is a maximum: engines add up counters with each answer."""
-    return tuple((one.name, one.metadata["maximum"]) for one in fields(kind))
+    return tuple((entry.name, entry.metadata["maximum"]) for entry in fields(kind))
 
 
 @cache

@@ -15,47 +15,47 @@ class Embeddings:
 
     def __init__(self, tree: Tree) -> None:
         self._tree = tree
-        self._known: dict[tuple[int, ...], tuple[float, ...]] = {}
+        self._vectors: dict[tuple[int, ...], tuple[float, ...]] = {}
 
     @property
     def empty(self) -> bool:
         """Whether no step has been embedded yet."""
-        return not self._known
+        return not self._vectors
 
     def unknown(self, nodes: Iterable[Node]) -> list[Trajectory]:
         """The paths to embed the last step of: each distinct new step once, by its first node."""
         first: dict[tuple[int, ...], Node] = {}
         for node in nodes:
-            if node.tokens not in self._known:
+            if node.tokens not in self._vectors:
                 first.setdefault(node.tokens, node)
         return [self._trajectory(node) for node in first.values()]
 
     def new(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
         """Those of the paths whose last step is not known."""
-        return [t for t in trajectories if t.steps[-1] not in self._known]
+        return [t for t in trajectories if t.steps[-1] not in self._vectors]
 
-    def take(self, wanted: Sequence[Trajectory], vectors: Sequence[Sequence[float]]) -> None:
+    def take(self, trajectories: Sequence[Trajectory], vectors: Sequence[Sequence[float]]) -> None:
         """Note the vectors of ``unknown`` paths, rounded.
 
         Raises EmbeddingMissing if they are unfit, one by one or beside those of earlier steps.
         """
-        if len(vectors) != len(wanted):
-            received = f"{len(vectors)} embeddings for {len(wanted)} steps"
-            raise EmbeddingMissing(f"engine: gave {received}")
+        if len(vectors) != len(trajectories):
+            counts = f"{len(vectors)} embeddings for {len(trajectories)} steps"
+            raise EmbeddingMissing(f"engine: gave {counts}")
         try:
-            entering = rounded(vectors)
+            unit_vectors = rounded(vectors)
         except ValueError as error:
             raise EmbeddingMissing(f"engine: {error}") from error
-        sizes = {len(vector) for vector in (*entering[:1], *islice(self._known.values(), 1))}
+        sizes = {len(vector) for vector in (*unit_vectors[:1], *islice(self._vectors.values(), 1))}
         if len(sizes) > 1:
             raise EmbeddingMissing(f"engine: embeddings of {sorted(sizes)} numbers in one tree")
-        for trajectory, vector in zip(wanted, entering, strict=True):
-            self._known[trajectory.steps[-1]] = vector
+        for trajectory, vector in zip(trajectories, unit_vectors, strict=True):
+            self._vectors[trajectory.steps[-1]] = vector
 
     def store(self, nodes: Iterable[Node]) -> None:
         """Put the known vectors on the nodes."""
         for node in nodes:
-            node.embedding = self._known.get(node.tokens)
+            node.embedding = self._vectors.get(node.tokens)
 
     def _trajectory(self, node: Node) -> Trajectory:
         chain = self._tree.chain(node.id)

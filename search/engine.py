@@ -37,8 +37,8 @@ class LogitsParams:
 
     def asked(self) -> tuple[str, ...]:
         """The names of those that ask for something."""
-        changed = [one.name for one in fields(self) if getattr(self, one.name) != one.default]
-        return tuple(name for name in changed if name != "top_k" or self.top_k > 0)
+        names = [field.name for field in fields(self) if getattr(self, field.name) != field.default]
+        return tuple(name for name in names if name != "top_k" or self.top_k > 0)
 
 
 NEUTRAL = LogitsParams()
@@ -123,18 +123,18 @@ class Branch:
         """The node that it may become, and its parent."""
         return self.node, self.parent
 
-    def early_limit(self, drawn: int, most: int) -> int:
-        """The most tokens of a child's step after ``drawn`` of this one, ``most`` in any case.
+    def early_limit(self, length: int, most: int) -> int:
+        """The most tokens of a child's step if this one has ``length``, never above ``most``.
 
-        Below 1 where none may be drawn before a round asks for it.
+        Below 1 where no token of it may be drawn before a round asks for the child.
         """
-        return 0 if self.ahead is None else min(most, self.ahead.room - drawn)
+        return 0 if self.ahead is None else min(most, self.ahead.room - length)
 
-    def early_child(self, child: int, drawn: Sequence[int], most: int) -> Branch:
-        """What a round would ask for below this branch's step ``drawn``; it has no node yet, -1."""
+    def early_child(self, child: int, output: Sequence[int], most: int) -> Branch:
+        """The branch that a round would ask for below this one's step ``output``; node: -1."""
         assert self.ahead is not None, "no child may be drawn early"
-        limit = self.early_limit(len(drawn), most)
-        tokens, seed = (*self.tokens, *drawn), self.ahead.child_seed(child)
+        limit = self.early_limit(len(output), most)
+        tokens, seed = (*self.tokens, *output), self.ahead.child_seed(child)
         return Branch(self.node, child, tokens, seed, limit, -1)
 
     def draws_as(self, other: Branch) -> bool:

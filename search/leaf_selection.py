@@ -94,9 +94,9 @@ class Program:
 
     def value(self, ends: Iterable[int]) -> int:
         """The objective, in 1/UNIT, of keeping these leaf blocks and what is above them."""
-        kept = {block for end in ends for block in self.path(end)}
-        covered = sum(not kept.isdisjoint(ends) for ends in self.members)
-        return sum(self.gains[block] for block in kept) + self.bonus * covered
+        blocks = {block for end in ends for block in self.path(end)}
+        clusters = sum(not blocks.isdisjoint(ends) for ends in self.members)
+        return sum(self.gains[block] for block in blocks) + self.bonus * clusters
 
 
 def optimum(program: Program, solver: SolverName, node_limit: int = NODE_LIMIT) -> set[int] | None:
@@ -141,8 +141,8 @@ def solve(program: Program, solver: SolverName, node_limit: int = NODE_LIMIT) ->
     None if the solver has not proven one within ``node_limit`` branch-and-bound nodes. Of several
     optima the solver's first one, which for one version of it is always the same.
     """
-    kept = (_highs if solver == "highs" else _cbc)(program, node_limit)
-    return None if kept is None else {block for block in program.leaf_blocks if kept[block]}
+    mask = (_highs if solver == "highs" else _cbc)(program, node_limit)
+    return None if mask is None else {block for block in program.leaf_blocks if mask[block]}
 
 
 def _highs(program: Program, node_limit: int) -> list[bool] | None:
@@ -153,13 +153,13 @@ def _highs(program: Program, node_limit: int) -> list[bool] | None:
     column, entry = np.array([pair for entries in rows for pair in entries]).T
     # Sparse: given a dense one, SciPy makes every thread's warnings errors for a moment
     matrix = coo_array((entry, (row, column))).tocsc()
-    least = np.repeat([-np.inf, 1], [len(rows) - 1, 1])
-    most = np.repeat([0, np.inf], [len(rows) - 1, 1])
+    lower = np.repeat([-np.inf, 1], [len(rows) - 1, 1])
+    upper = np.repeat([0, np.inf], [len(rows) - 1, 1])
     result = milp(
         -np.array([*program.gains, *[program.bonus] * clusters]),
         integrality=np.repeat([1, 0], [blocks, clusters]),
         bounds=Bounds(0, 1),
-        constraints=[(matrix, least, most)],
+        constraints=[(matrix, lower, upper)],
         options={"mip_rel_gap": 0, "node_limit": node_limit, "threads": 1},
     )
     return [bool(x > 0.5) for x in result.x[:blocks]] if result.status == 0 else None

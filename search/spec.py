@@ -83,13 +83,13 @@ LogitBias = Annotated[
 Consensus = Literal["certain"] | float
 MOST = 2**31 - 1
 """Tokens of a whole tree: far above what a server lets pass."""
-_CONSENSUS_SENT = Literal["certain"] | Annotated[float, Field(gt=0.5, lt=1.0)] | None
+_CONSENSUS_JSON = Literal["certain"] | Annotated[float, Field(gt=0.5, lt=1.0)] | None
 
 
-def logits_params_of(sent: dict[str, Any]) -> LogitsParams:
+def logits_params_of(params: dict[str, Any]) -> LogitsParams:
     """Parameters as they are sent, as an engine takes them: the bias by rising token id."""
-    bias = tuple(sorted(sent.get("logit_bias", {}).items()))
-    return LogitsParams(**{**sent, "logit_bias": bias})
+    bias = tuple(sorted(params.get("logit_bias", {}).items()))
+    return LogitsParams(**{**params, "logit_bias": bias})
 
 
 class StopReason(StrEnum):
@@ -300,13 +300,13 @@ class SearchSpec(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _whole(cls, value: Any) -> Any:
+    def _whole_number(cls, value: Any) -> Any:
         """JSON knows one kind of number: 16.0 is an integer."""
         return int(value) if isinstance(value, float) and value.is_integer() else value
 
-    @field_validator("consensus", mode="plain", json_schema_input_type=_CONSENSUS_SENT)
+    @field_validator("consensus", mode="plain", json_schema_input_type=_CONSENSUS_JSON)
     @classmethod
-    def _known_consensus(cls, value: Any, others: ValidationInfo) -> Consensus | None:
+    def _check_consensus(cls, value: Any, others: ValidationInfo) -> Consensus | None:
         if value is None or value == "certain":
             return value
         if not isinstance(value, float) or not 0.5 < value < 1.0:

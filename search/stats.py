@@ -80,12 +80,12 @@ class Tally:
             if child.state is NodeState.FINISHED:
                 candidates.add(child.id)
                 self.finished_after.append(seconds)
-        held = self.kv.tokens(candidates)
+        held_tokens = self.kv.tokens(candidates)
         self.rounds += 1
-        self.kv_tokens_total += held
-        self.kv_tokens_peak = max(self.kv_tokens_peak, held)
+        self.kv_tokens_total += held_tokens
+        self.kv_tokens_peak = max(self.kv_tokens_peak, held_tokens)
 
-    def held(self, tree: Tree) -> int:
+    def held_tokens(self, tree: Tree) -> int:
         """Unique tokens, prompt included, on the paths of the nodes that may still grow."""
         return self.kv.tokens(node.id for node in frontier_of(self.policy, tree))
 
@@ -141,26 +141,26 @@ class LogicalKV:
 
     def add(self, node: Node) -> None:
         """Take in a node whose parent has been taken in."""
-        at, rest = self._end[node.parent], node.tokens
+        edge, rest = self._end[node.parent], node.tokens
         while rest:
-            child = self._below.get((at, rest[0]))
+            child = self._below.get((edge, rest[0]))
             if child is None:
-                at, rest = self._hang(at, rest), ()
+                edge, rest = self._hang(edge, rest), ()
                 continue
             shared = _common(self._edge[child], rest)
-            at = child if shared == len(self._edge[child]) else self._split(child, shared)
+            edge = child if shared == len(self._edge[child]) else self._split(child, shared)
             rest = rest[shared:]
-        self._end[node.id] = at
+        self._end[node.id] = edge
 
     def tokens(self, nodes: Iterable[int]) -> int:
         """Unique tokens, prompt included, on the paths down to ``nodes``."""
-        seen: set[int] = set()
+        edges: set[int] = set()
         for node in nodes:
-            at = self._end[node]
-            while at and at not in seen:
-                seen.add(at)
-                at = self._above[at]
-        return self._prompt + sum(len(self._edge[at]) for at in seen)
+            edge = self._end[node]
+            while edge and edge not in edges:
+                edges.add(edge)
+                edge = self._above[edge]
+        return self._prompt + sum(len(self._edge[edge]) for edge in edges)
 
     def edges(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The radix tree so far: each edge's parent (-1: none) and its tokens, the prompt first.
@@ -180,12 +180,12 @@ class LogicalKV:
         self._below[above, edge[0]] = len(self._edge) - 1
         return len(self._edge) - 1
 
-    def _split(self, child: int, at: int) -> int:
+    def _split(self, child: int, offset: int) -> int:
         """Put a new node ``at`` tokens down the edge of ``child``, which keeps its end."""
         edge = self._edge[child]
-        middle = self._hang(self._above[child], edge[:at])
-        self._edge[child], self._above[child] = edge[at:], middle
-        self._below[middle, edge[at]] = child
+        middle = self._hang(self._above[child], edge[:offset])
+        self._edge[child], self._above[child] = edge[offset:], middle
+        self._below[middle, edge[offset]] = child
         return middle
 
 
@@ -238,7 +238,7 @@ class KvEvents:
     def __init__(self, tree: Tree, emit: Callable[[Event], None]) -> None:
         self._tree = tree
         self._emit = emit
-        self._kept: dict[int, int] = {}
+        self._kept_tokens: dict[int, int] = {}
         self._unborn: dict[int, int] = {}
         self._reported = False
 
@@ -248,28 +248,28 @@ class KvEvents:
         Nothing is said of an engine that has not spoken of its KV.
         """
         for node in nodes if self._reported else ():
-            if self._kept.get(node) != 0:
-                self._kept[node] = 0
+            if self._kept_tokens.get(node) != 0:
+                self._kept_tokens[node] = 0
                 self._emit(Evicted(number, node, 0, "dead"))
 
-    def round(self, number: int, moved: KvMoved, active: int) -> None:
+    def round(self, number: int, changes: KvMoved, active: int) -> None:
         """A round is in the tree; ``active``: unique tokens of the paths it grew from."""
         self._reported = True
-        cached = {**self._unborn, **moved.cached}
+        cached = {**self._unborn, **changes.cached}
         self._unborn = {node: at for node, at in cached.items() if node >= len(self._tree)}
         for node in sorted(cached.keys() - self._unborn.keys() - {ROOT}):
-            self._tell(number, node, cached[node])
-        active = min(active, moved.held)
-        self._emit(KvHeld(number, active, moved.held - active, moved.capacity))
+            self._emit_change(number, node, cached[node])
+        active = min(active, changes.held)
+        self._emit(KvHeld(number, active, changes.held - active, changes.capacity))
 
-    def _tell(self, number: int, id_: int, cached: int) -> None:
+    def _emit_change(self, number: int, id_: int, cached: int) -> None:
         """``cached``: tokens of the node's whole path."""
         node, tree = self._tree[id_], self._tree
         above = len(tree.prompt) + path_length(tree, node.parent)
-        kept = min(max(cached - above, 0), len(node.tokens))
-        before = self._kept.get(id_, len(node.tokens))
-        self._kept[id_] = kept
-        if kept < before:
-            self._emit(Evicted(number, id_, kept, "room"))
-        elif kept > before:
-            self._emit(Rehydrated(number, id_, kept))
+        kept_tokens = min(max(cached - above, 0), len(node.tokens))
+        previous = self._kept_tokens.get(id_, len(node.tokens))
+        self._kept_tokens[id_] = kept_tokens
+        if kept_tokens < previous:
+            self._emit(Evicted(number, id_, kept_tokens, "room"))
+        elif kept_tokens > previous:
+            self._emit(Rehydrated(number, id_, kept_tokens))

@@ -35,14 +35,14 @@ def may_end_early(spec: SearchSpec) -> bool:
     return any(limit is not None for limit in cut)
 
 
-def budget_met(tree: Tree, spec: SearchSpec, held: Callable[[], int]) -> StopReason | None:
+def budget_met(tree: Tree, spec: SearchSpec, held_tokens: Callable[[], int]) -> StopReason | None:
     """The logical budget that leaves no room for another round, if one does.
 
     ``held`` counts the tokens of KV that the search needs to go on.
     """
     if spec.max_tokens is not None and tree.generated_tokens >= spec.max_tokens:
         return StopReason.MAX_TOKENS
-    if spec.max_kv_tokens is not None and held() > spec.max_kv_tokens:
+    if spec.max_kv_tokens is not None and held_tokens() > spec.max_kv_tokens:
         return StopReason.KV
     return None
 
@@ -167,9 +167,9 @@ class Deadline:
         if at is None or same is None:
             return same
 
-        def in_time(first: str, other: str) -> bool:
+        def in_time(first: str, second: str) -> bool:
             if self.clock() >= at + CLOSING_SECONDS:
                 raise TooLate
-            return same(first, other)
+            return same(first, second)
 
         return in_time

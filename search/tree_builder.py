@@ -123,8 +123,8 @@ class TreeBuilder:
         total = self.tree.generated_tokens
         for branch, step in zip(branches, steps, strict=True):
             if not 0 < len(step.tokens) <= branch.limit:
-                asked = f"1 to {branch.limit} were asked"
-                raise EngineError(f"engine: drew a step of {len(step.tokens)} tokens; {asked}")
+                allowed = f"1 to {branch.limit} were asked"
+                raise EngineError(f"engine: drew a step of {len(step.tokens)} tokens; {allowed}")
             total += len(step.tokens)
             if self._max_tokens is not None and total > self._max_tokens:
                 break
@@ -154,22 +154,22 @@ class TreeBuilder:
     def commit(self, pending: Sequence[PendingNode], rewards: dict[int, float]) -> list[Node]:
         """Put a round into the tree; ``rewards`` by the ids asked for, unrounded."""
         nodes = []
-        for new in pending:
-            step = new.step
+        for pending_node in pending:
+            step = pending_node.step
             node = self.tree.add(
-                new.branch.parent,
+                pending_node.branch.parent,
                 step.tokens,
                 step.text,
-                new.finish,
+                pending_node.finish,
                 logprob=step.logprob,
                 entropy=step.entropy,
             )
-            assert node.id == new.id
-            assert node.child == new.branch.child
-            if new.duplicate_of != new.id:
-                node.reward = self.tree[new.duplicate_of].reward
-            elif new.id in rewards:
-                node.reward = round_reward(rewards[new.id])
+            assert node.id == pending_node.id
+            assert node.child == pending_node.branch.child
+            if pending_node.duplicate_of != pending_node.id:
+                node.reward = self.tree[pending_node.duplicate_of].reward
+            elif pending_node.id in rewards:
+                node.reward = round_reward(rewards[pending_node.id])
             nodes.append(node)
             self._report(node)
         return nodes
@@ -177,12 +177,12 @@ class TreeBuilder:
     def _hint(self, plan: Round) -> Hint:
         alive = self.tree.above(frontier_of(self._policy, self.tree))
         dead = {node.id for node in self.tree.nodes[1:]} - alive - self._dead
-        fresh = self.tree.nodes[self._hinted :]
+        new_nodes = self.tree.nodes[self._hinted :]
         self._hinted = len(self.tree)
         self._dead |= dead
-        values = {node.id: node.reward for node in fresh if node.reward is not None}
-        ahead = tuple(node.id for node in expansion_order_of(self._policy, self.tree))
-        return Hint(values, tuple(sorted(plan.expand)), tuple(sorted(dead)), ahead)
+        values = {node.id: node.reward for node in new_nodes if node.reward is not None}
+        order = tuple(node.id for node in expansion_order_of(self._policy, self.tree))
+        return Hint(values, tuple(sorted(plan.expand)), tuple(sorted(dead)), order)
 
     def _children_of(
         self, parent: int, children: int, first_id: int, potential: int

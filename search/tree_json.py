@@ -55,15 +55,15 @@ def from_json(document: Mapping[str, object]) -> Tree:
         version = document.get("version")
         raise ValueError(f"tree.version: {version!r}; only version {VERSION} can be read")
     try:
-        read = _Document.model_validate(document)
+        stored_tree = _Document.model_validate(document)
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"])
         raise ValueError(f"tree.{field}: {first['input']!r}; {first['msg']}") from error
-    tree = Tree(read.prompt)
-    for step in read.nodes:
+    tree = Tree(stored_tree.prompt)
+    for step in stored_tree.nodes:
         _grow(tree, step)
-    for step in read.nodes:
+    for step in stored_tree.nodes:
         if step.state is NodeState.PRUNED:
             tree.prune(step.id)
         if tree[step.id].state is not step.state:

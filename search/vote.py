@@ -236,21 +236,21 @@ def _best(tree: Tree, pool: Sequence[Node], why: str) -> Ballot:
     """The path with the highest last reward, or mean log-probability, where nothing votes;
     the first where not even these are known."""
     if all(node.reward is not None for node in pool):
-        chosen = min(pool, key=lambda node: (-(node.reward or 0.0), node.id))
-        return Ballot(None, chosen.id, (), f"best_last ({why})")
-    means = [(_mean_logprob(tree, node), node.id) for node in pool]
-    known = {node: mean for mean, node in means if mean is not None}
-    if len(known) < len(means):
+        best = min(pool, key=lambda node: (-(node.reward or 0.0), node.id))
+        return Ballot(None, best.id, (), f"best_last ({why})")
+    pairs = [(_mean_logprob(tree, node), node.id) for node in pool]
+    mean_of = {node: mean for mean, node in pairs if mean is not None}
+    if len(mean_of) < len(pairs):
         return Ballot(None, min(node.id for node in pool), (), f"first ({why})")
-    chosen = max(known, key=lambda node: (known[node], -node))
-    return Ballot(None, chosen, (), f"best_logprob ({why})")
+    best = max(mean_of, key=lambda node: (mean_of[node], -node))
+    return Ballot(None, best, (), f"best_logprob ({why})")
 
 
 def cut_short(tree: Tree) -> Ballot:
     """The reply of a tree that a budget of tokens has ended before any trajectory finished: the
     best open path, by its last reward or, without rewards, its mean log-probability."""
-    drawn = [node for node in tree.leaves() if node.id != ROOT]
-    return _best(tree, drawn, "no trajectory finished") if drawn else _dead_end(tree)
+    open_paths = [node for node in tree.leaves() if node.id != ROOT]
+    return _best(tree, open_paths, "no trajectory finished") if open_paths else _dead_end(tree)
 
 
 def _dead_end(tree: Tree) -> Ballot:

@@ -114,19 +114,19 @@ def graph(size: int) -> Graph:
 def distances(goal: State) -> bytes:
     """For each state index, the moves to the goal (moves are reversible)."""
     space = graph(sum(map(len, goal.stacks)))
-    far = bytearray([FAR]) * len(space.states)
+    plan_lengths = bytearray([FAR]) * len(space.states)
     frontier, steps = [space.place[goal]], 0
-    far[frontier[0]] = 0
+    plan_lengths[frontier[0]] = 0
     while frontier:
         steps += 1
-        reached = []
+        next_frontier = []
         for here in frontier:
             for _, there in space.edges[here]:
-                if far[there] == FAR:
-                    far[there] = steps
-                    reached.append(there)
-        frontier = reached
-    return bytes(far)
+                if plan_lengths[there] == FAR:
+                    plan_lengths[there] = steps
+                    next_frontier.append(there)
+        frontier = next_frontier
+    return bytes(plan_lengths)
 
 
 def distance(state: State, goal: State) -> int:
@@ -180,9 +180,9 @@ def _draw(rng: random.Random, split: Split) -> Puzzle:
         start, goal = rng.choice(space.states), rng.choice(space.states)
         if start.hand or goal.hand or split_of(canonical(start.stacks, goal.stacks)) != split:
             continue
-        needed = distance(start, goal)
-        if needed in PLAN_MOVES:
-            return Puzzle(start, goal, needed)
+        length = distance(start, goal)
+        if length in PLAN_MOVES:
+            return Puzzle(start, goal, length)
 
 
 class Blocksworld(StepChecker):
@@ -219,11 +219,11 @@ class Blocksworld(StepChecker):
                 if i == len(steps) - 1 and step == f"{ANSWER_PREFIX}{i} moves.":
                     return Verdict(True, (True,) * len(steps), "")
                 return fail(steps, i, f"step {i + 1}: a wrong answer line")
-            action, _, shown = step.partition(": ")
+            action, _, state_text = step.partition(": ")
             after = dict(moves(state)).get(action)
             if after is None:
                 return fail(steps, i, f"step {i + 1}: no such move")
-            if shown != show_state(after):
+            if state_text != show_state(after):
                 return fail(steps, i, f"step {i + 1}: the state shown is wrong")
             if hopeful and i + 1 + distance(after, goal) > budget:
                 return fail(steps, i, f"step {i + 1}: the goal is out of reach")
@@ -246,9 +246,9 @@ class Blocksworld(StepChecker):
         start, goal, _ = self._parse(question)
         space = graph(sum(map(len, goal.stacks)))
         while True:
-            other = rng.choice(space.states)
-            if not other.hand and other not in (goal, start):
-                return ask(Puzzle(start, other, distance(start, other)))
+            new_goal = rng.choice(space.states)
+            if not new_goal.hand and new_goal not in (goal, start):
+                return ask(Puzzle(start, new_goal, distance(start, new_goal)))
 
     def lesson(self, rng: random.Random) -> tuple[str, list[str]]:
         """A train puzzle with a random shortest plan."""
@@ -257,11 +257,11 @@ class Blocksworld(StepChecker):
 
     def _plan(self, puzzle: Puzzle, rng: random.Random) -> list[str]:
         state, steps = puzzle.start, []
-        left = distance(state, puzzle.goal)
-        while left:
-            left -= 1
-            ways = [(a, s) for a, s in moves(state) if distance(s, puzzle.goal) == left]
-            action, state = rng.choice(ways)
+        remaining = distance(state, puzzle.goal)
+        while remaining:
+            remaining -= 1
+            choices = [(a, s) for a, s in moves(state) if distance(s, puzzle.goal) == remaining]
+            action, state = rng.choice(choices)
             steps.append(f"{action}: {show_state(state)}")
         return [*steps, f"{ANSWER_PREFIX}{len(steps)} moves."]
 

@@ -34,6 +34,6 @@ COUNTDOWN = NumberPuzzle(
     ceiling=CEILING,
     max_step_tokens=28,
     candidates=lambda split: list(combinations_with_replacement(NUMBERS, COUNT)),
-    asked=lambda numbers, split: split_of(key(numbers)) == split and _is_open(numbers),
+    is_question=lambda numbers, split: split_of(key(numbers)) == split and _is_open(numbers),
     teach=lambda rng: taught(rng, NUMBERS, COUNT, CEILING, (TARGET,)),
 )

@@ -16,10 +16,10 @@ OTHER_TARGETS = range(20, 31)
 
 @cache
 def _puzzles(split: Split) -> tuple[number_puzzle.Numbers, ...]:
-    every = combinations_with_replacement(NUMBERS, COUNT)
+    candidates = combinations_with_replacement(NUMBERS, COUNT)
     return tuple(
         numbers
-        for numbers in every
+        for numbers in candidates
         if split_of(key(numbers)) == split and number_puzzle.reachable(numbers, TARGET)
     )
 
@@ -39,6 +39,6 @@ GAME24 = NumberPuzzle(
     ceiling=CEILING,
     max_step_tokens=24,
     candidates=_puzzles,
-    asked=lambda numbers, split: True,
+    is_question=lambda numbers, split: True,
     teach=_lesson,
 )

@@ -59,14 +59,14 @@ def parse_question(question: str) -> tuple[Numbers, int] | None:
 
 def step_text(move: Move) -> str:
     """One derivation step."""
-    left = " ".join(map(str, move.left))
-    return f"{move.a} {move.op} {move.b} = {move.result} (left: {left})"
+    remaining = " ".join(map(str, move.left))
+    return f"{move.a} {move.op} {move.b} = {move.result} (left: {remaining})"
 
 
 def either_way(move: Move) -> tuple[Move, ...]:
     """The move as it is and, a sum or product, with the other operand first."""
-    turned = move._replace(a=move.b, b=move.a)
-    return (move, turned) if move.op in "+*" else (move,)
+    mirrored_move = move._replace(a=move.b, b=move.a)
+    return (move, mirrored_move) if move.op in "+*" else (move,)
 
 
 def results(a: int, b: int) -> Iterator[tuple[int, str, int, int]]:
@@ -81,13 +81,13 @@ def results(a: int, b: int) -> Iterator[tuple[int, str, int, int]]:
 
 def moves(numbers: Numbers) -> Iterator[Move]:
     """All distinct legal steps from these numbers."""
-    seen = set()
+    pairs = set()
     for i in range(len(numbers)):
         for j in range(i + 1, len(numbers)):
             pair = (numbers[i], numbers[j])
-            if pair in seen:
+            if pair in pairs:
                 continue
-            seen.add(pair)
+            pairs.add(pair)
             rest = numbers[:i] + numbers[i + 1 : j] + numbers[j + 1 :]
             for a, op, b, result in results(*pair):
                 yield Move(a, op, b, result, tuple(sorted((*rest, result))))
@@ -145,10 +145,10 @@ def replay_step(step: str, numbers: Numbers) -> tuple[Numbers, str]:
         rest.remove(operand)
     if not _holds(a, match[2], b, result):
         return (), f"{a} {match[2]} {b} is not {result}"
-    left = tuple(sorted((*rest, result)))
-    if left != tuple(sorted(map(int, match[5].split()))):
+    remaining = tuple(sorted((*rest, result)))
+    if remaining != tuple(sorted(map(int, match[5].split()))):
         return (), "the numbers left are wrong"
-    return left, ""
+    return remaining, ""
 
 
 def _holds(a: int, op: str, b: int, result: int) -> bool:
@@ -200,9 +200,9 @@ def taught(
 class NumberPuzzle(StepChecker):
     """Use `count` numbers to make a target.
 
-    `candidates` gives the sets that a split's questions are drawn from and `asked` says which of
-    them are (the costly test, made last); `teach` draws lessons; `ceiling` bounds the numbers
-    on the way to a rival's target.
+    `candidates` gives the sets of numbers that a split's questions are taken from, `is_question`
+    says which of them become questions (the costly test, made last); `teach` draws lessons;
+    `ceiling` bounds the numbers on the way to a rival's target.
     """
 
     name: str
@@ -210,7 +210,7 @@ class NumberPuzzle(StepChecker):
     ceiling: int
     max_step_tokens: int
     candidates: Callable[[Split], Sequence[Numbers]]
-    asked: Callable[[Numbers, Split], bool]
+    is_question: Callable[[Numbers, Split], bool]
     teach: Callable[[random.Random], tuple[str, list[str]]]
 
     @property
@@ -220,10 +220,10 @@ class NumberPuzzle(StepChecker):
 
     def questions(self, split: Split, limit: int | None = None, seed: int = 0) -> list[str]:
         """The puzzles of the split in an order that the seed decides."""
-        every = list(self.candidates(split))
-        random.Random(f"{self.name} {split} {seed}").shuffle(every)
-        chosen = (numbers for numbers in every if self.asked(numbers, split))
-        return [ask(numbers, TARGET) for numbers in islice(chosen, limit)]
+        candidates = list(self.candidates(split))
+        random.Random(f"{self.name} {split} {seed}").shuffle(candidates)
+        selection = (numbers for numbers in candidates if self.is_question(numbers, split))
+        return [ask(numbers, TARGET) for numbers in islice(selection, limit)]
 
     def key(self, question: str) -> str:
         """The sorted numbers: other targets over the same numbers share the split."""
@@ -274,9 +274,9 @@ class NumberPuzzle(StepChecker):
         """The same numbers with another target."""
         numbers, target = self._parse(question)
         while True:
-            other = derive(numbers, rng, self.ceiling)[-1].result
-            if other != target:
-                return ask(numbers, other)
+            new_target = derive(numbers, rng, self.ceiling)[-1].result
+            if new_target != target:
+                return ask(numbers, new_target)
 
     def lesson(self, rng: random.Random) -> tuple[str, list[str]]:
         """A train puzzle with a derivation, drawn together."""

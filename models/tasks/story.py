@@ -15,11 +15,11 @@ NAMES = (
 THINGS = ("apples", "books", "coins", "shells", "stamps", "cards")
 
 _NAME = r"[A-Z][a-z]+"
-TOLD = re.compile(
+STATEMENT = re.compile(
     rf"(?P<who>{_NAME}) has (?:(?P<base>\d{{1,3}}) (?P<thing>[a-z]+)"
     rf"|as many (?P<things>[a-z]+) as (?P<all>{_NAME}(?:, {_NAME})* and {_NAME}) together)"
 )
-COMPARED = re.compile(
+COMPARISON = re.compile(
     rf"(?P<other>{_NAME}) has (?P<thing>[a-z]+) and (?P<who>{_NAME}) has "
     rf"(?:(?P<delta>\d{{1,3}}) (?P<sign>more|fewer)|(?P<factor>half|twice|\d times) as many)"
 )
@@ -47,12 +47,12 @@ class Story(NamedTuple):
     who: str
 
 
-def listed(items: list[str]) -> str:
+def enumeration(items: list[str]) -> str:
     """`a`, `a and b`, `a, b and c`"""
     return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}"
 
 
-def compared(fact: Fact) -> str:
+def comparison_text(fact: Fact) -> str:
     """`5 more`, `twice as many`: how `who` stands to the other one."""
     if fact.kind in ("more", "fewer"):
         return f"{fact.amount} {fact.kind}"
@@ -66,26 +66,26 @@ def fact_text(fact: Fact) -> str:
     if fact.kind == "base":
         return f"{fact.who} has {fact.amount} {fact.thing}"
     if fact.kind == "together":
-        others = listed(list(fact.others))
+        others = enumeration(list(fact.others))
         return f"{fact.who} has as many {fact.thing} as {others} together"
-    return f"{fact.others[0]} has {fact.thing} and {fact.who} has {compared(fact)}"
+    return f"{fact.others[0]} has {fact.thing} and {fact.who} has {comparison_text(fact)}"
 
 
 def story_text(story: Story) -> str:
     """The question text."""
-    told = " ".join(f"{fact_text(fact)}." for fact in story.facts)
-    return f"How many {story.thing} does {story.who} have? {told}"
+    sentences = " ".join(f"{fact_text(fact)}." for fact in story.facts)
+    return f"How many {story.thing} does {story.who} have? {sentences}"
 
 
 def parse_fact(sentence: str) -> Fact | None:
     """The fact a sentence states, None if it states none."""
-    told = TOLD.fullmatch(sentence)
-    if told is not None:
-        if told["base"]:
-            return Fact("base", told["who"], (), int(told["base"]), told["thing"])
-        others = tuple(re.findall(_NAME, told["all"]))
-        return Fact("together", told["who"], others, 0, told["things"])
-    match = COMPARED.fullmatch(sentence)
+    statement = STATEMENT.fullmatch(sentence)
+    if statement is not None:
+        if statement["base"]:
+            return Fact("base", statement["who"], (), int(statement["base"]), statement["thing"])
+        others = tuple(re.findall(_NAME, statement["all"]))
+        return Fact("together", statement["who"], others, 0, statement["things"])
+    match = COMPARISON.fullmatch(sentence)
     if match is None:
         return None
     who, others, thing = match["who"], (match["other"],), match["thing"]
@@ -110,57 +110,57 @@ def parse_story(text: str) -> Story | None:
 
 def given(story: Story) -> dict[str, int]:
     """Who has how many of the thing asked for, as far as it is told outright."""
-    told = (fact for fact in story.facts if fact.kind == "base" and fact.thing == story.thing)
-    return {fact.who: fact.amount for fact in told}
+    facts = (fact for fact in story.facts if fact.kind == "base" and fact.thing == story.thing)
+    return {fact.who: fact.amount for fact in facts}
 
 
-def conclusions(story: Story, known: dict[str, int]) -> Iterator[tuple[str, str, int]]:
+def conclusions(story: Story, amounts: dict[str, int]) -> Iterator[tuple[str, str, int]]:
     """Every (step text, person, number) that one fact yields from what is known."""
     for fact in story.facts:
         if fact.kind == "base" or fact.thing != story.thing:
             continue
-        if fact.who not in known and all(other in known for other in fact.others):
-            yield _forward(fact, known)
-        elif fact.kind != "together" and fact.who in known and fact.others[0] not in known:
-            backward = _backward(fact, known)
+        if fact.who not in amounts and all(person in amounts for person in fact.others):
+            yield _forward(fact, amounts)
+        elif fact.kind != "together" and fact.who in amounts and fact.others[0] not in amounts:
+            backward = _backward(fact, amounts)
             if backward is not None:
                 yield backward
 
 
-def ways_on(story: Story, known: dict[str, int]) -> list[tuple[str, str, int]]:
+def ways_on(story: Story, amounts: dict[str, int]) -> list[tuple[str, str, int]]:
     """Those of the conclusions that lead to the answer; none if there are none."""
-    wanted = needed(story, known) or []
-    return [way for way in conclusions(story, known) if way[1] in wanted]
+    people = needed(story, amounts) or []
+    return [conclusion for conclusion in conclusions(story, amounts) if conclusion[1] in people]
 
 
-def known_after(story: Story, steps: list[str]) -> dict[str, int]:
+def amounts_after(story: Story, steps: list[str]) -> dict[str, int]:
     """Who has how many once these steps, all of them right, are said."""
-    known = given(story)
+    amounts = given(story)
     for step in steps:
-        said = {text: (who, number) for text, who, number in conclusions(story, known)}
-        who, number = said[step]
-        known[who] = number
-    return known
+        legal = {text: (who, number) for text, who, number in conclusions(story, amounts)}
+        who, number = legal[step]
+        amounts[who] = number
+    return amounts
 
 
-def _forward(fact: Fact, known: dict[str, int]) -> tuple[str, str, int]:
+def _forward(fact: Fact, amounts: dict[str, int]) -> tuple[str, str, int]:
     if fact.kind == "together":
-        return _sum(fact, known)
+        return _sum(fact, amounts)
     other, who = fact.others[0], fact.who
     op = {"more": "+", "fewer": "-", "times": "*", "half": "/"}[fact.kind]
-    sum_text, value = _calculation(known[other], op, fact.amount)
-    because = f"{other} has {known[other]} {fact.thing} and {who} has {compared(fact)}"
+    sum_text, value = _calculation(amounts[other], op, fact.amount)
+    because = f"{other} has {amounts[other]} {fact.thing} and {who} has {comparison_text(fact)}"
     return f"Next, {because}, so {who} has {sum_text}.", who, value
 
 
-def _backward(fact: Fact, known: dict[str, int]) -> tuple[str, str, int] | None:
-    start, who = known[fact.who], fact.others[0]
+def _backward(fact: Fact, amounts: dict[str, int]) -> tuple[str, str, int] | None:
+    start, who = amounts[fact.who], fact.others[0]
     if fact.kind == "times" and start % fact.amount:
         return None
     op = {"more": "-", "fewer": "+", "times": "/", "half": "*"}[fact.kind]
     sum_text, value = _calculation(start, op, fact.amount)
     than = "than" if fact.kind in ("more", "fewer") else "as"
-    because = f"{fact.who} has {start} {fact.thing}, {compared(fact)} {than} {who}"
+    because = f"{fact.who} has {start} {fact.thing}, {comparison_text(fact)} {than} {who}"
     return f"Next, {because}, so {who} has {sum_text}.", who, value
 
 
@@ -169,19 +169,19 @@ def _calculation(start: int, op: str, n: int) -> tuple[str, int]:
     return f"{start} {op} {n} = {value}", value
 
 
-def _sum(fact: Fact, known: dict[str, int]) -> tuple[str, str, int]:
-    have = listed([f"{other} has {known[other]}" for other in fact.others])
-    total, sums = known[fact.others[0]], []
-    for other in fact.others[1:]:
-        sums.append(f"{total} + {known[other]} = {total + known[other]}")
-        total += known[other]
+def _sum(fact: Fact, amounts: dict[str, int]) -> tuple[str, str, int]:
+    have = enumeration([f"{person} has {amounts[person]}" for person in fact.others])
+    total, sums = amounts[fact.others[0]], []
+    for person in fact.others[1:]:
+        sums.append(f"{total} + {amounts[person]} = {total + amounts[person]}")
+        total += amounts[person]
     text = f"Next, {have}. {fact_text(fact)}. Then {', '.join(sums)}, so {fact.who} has {total}."
     return text, fact.who, total
 
 
-def needed(story: Story, known: dict[str, int]) -> list[str] | None:
+def needed(story: Story, amounts: dict[str, int]) -> list[str] | None:
     """The people still to be worked out for the answer, it included; None if it cannot be had."""
-    values, parents = dict(known), {}
+    values, parents = dict(amounts), {}
     grew = True
     while grew and story.who not in values:
         grew = False
@@ -192,20 +192,20 @@ def needed(story: Story, known: dict[str, int]) -> list[str] | None:
                 grew = True
     if story.who not in values:
         return None
-    wanted, stack = [], [story.who]
+    people, stack = [], [story.who]
     while stack:
         who = stack.pop()
-        if who not in known and who not in wanted:
-            wanted.append(who)
+        if who not in amounts and who not in people:
+            people.append(who)
             stack.extend(parents[who])
-    return wanted
+    return people
 
 
 def _sources(story: Story, values: dict[str, int], who: str) -> tuple[str, ...]:
     for fact in story.facts:
         if fact.kind == "base" or fact.thing != story.thing:
             continue
-        if fact.who == who and all(other in values for other in fact.others):
+        if fact.who == who and all(person in values for person in fact.others):
             return fact.others
         if fact.kind != "together" and fact.others[0] == who and fact.who in values:
             return (fact.who,)

@@ -100,8 +100,8 @@ class StepChecker(ABC):
         """The first step that does not follow from those before; None if all do, up to a right
         answer line."""
         steps = split_steps(text)
-        told = [i for i, step in enumerate(steps) if step.startswith(ANSWER_PREFIX)]
-        end = told[0] + 1 if told else len(steps)
+        answer_lines = [i for i, step in enumerate(steps) if step.startswith(ANSWER_PREFIX)]
+        end = answer_lines[0] + 1 if answer_lines else len(steps)
         holds = self._verdict(question, steps[:end], hopeful=False).steps
         return None if all(holds) else holds.index(False)
 
@@ -126,12 +126,12 @@ def stream(
 
     `draw` gives a puzzle's key and question, or None for one that does not belong to the split.
     """
-    rng, asked = random.Random(label), {}
-    while len(asked) < limit:
-        drawn = draw(rng)
-        if drawn is not None:
-            asked.setdefault(*drawn)
-    return list(asked.values())
+    rng, questions = random.Random(label), {}
+    while len(questions) < limit:
+        entry = draw(rng)
+        if entry is not None:
+            questions.setdefault(*entry)
+    return list(questions.values())
 
 
 def split_steps(text: str) -> list[str]:

@@ -51,8 +51,8 @@ def relation(rng: random.Random, who: str, value: dict[str, int], last: str, thi
             fact = Fact(kind, who, (last,), amount, thing)
             if rng.random() < BACKWARD_SHARE:
                 amount = rng.choice(FEWER if kind == "more" else MORE)
-                other_way = "fewer" if kind == "more" else "more"
-                fact = Fact(other_way, last, (who,), amount, thing)
+                opposite = "fewer" if kind == "more" else "more"
+                fact = Fact(opposite, last, (who,), amount, thing)
                 total = n + amount if kind == "more" else n - amount
         elif kind == "times":
             amount = rng.choice((2, 2, 3, 4))
@@ -85,7 +85,7 @@ def draw(
         who = names.pop()
         facts.append(relation(rng, who, value, last, thing))
         last = who
-    asked = last
+    subject = last
     for _ in range(rng.choice(detours)):
         who = names.pop()
         detour = relation(rng, who, value, rng.choice(list(value)), thing)
@@ -95,7 +95,7 @@ def draw(
         facts.insert(rng.randint(0, len(facts)), bystander)
     spread = rng.choice((0, 0, 0, 3))
     place = {i: i + rng.uniform(0, spread) for i in range(len(facts))}
-    return Story(tuple(facts[i] for i in sorted(place, key=place.__getitem__)), thing, asked)
+    return Story(tuple(facts[i] for i in sorted(place, key=place.__getitem__)), thing, subject)
 
 
 def _canonical(question: str) -> str:
@@ -118,13 +118,13 @@ class WordProblem(StepChecker):
     def questions(self, split: Split, limit: int | None = None, seed: int = 0) -> list[str]:
         """An endless stream that the seed decides, cut at `limit`; stories never repeat."""
 
-        def drawn(rng: random.Random) -> tuple[str, str] | None:
+        def draw_question(rng: random.Random) -> tuple[str, str] | None:
             question = english.story_text(draw(rng))
             key = _canonical(question)
             return (key, question) if split_of(key) == split else None
 
         limit = DEFAULT_LIMIT if limit is None else limit
-        return stream(f"wordproblem {split} {seed}", drawn, limit)
+        return stream(f"wordproblem {split} {seed}", draw_question, limit)
 
     def key(self, question: str) -> str:
         """The story up to the names of people and things."""
@@ -137,21 +137,21 @@ class WordProblem(StepChecker):
     def _verdict(self, question: str, steps: list[str], *, hopeful: bool) -> Verdict:
         """Each step must be one conclusion, worded in full."""
         story = self._parse(question)
-        known = english.given(story)
+        amounts = english.given(story)
         for i, step in enumerate(steps):
             if step.startswith(ANSWER_PREFIX):
-                right = f"{ANSWER_PREFIX}{known.get(story.who)}."
-                if step == right and i == len(steps) - 1 and story.who in known:
+                right = f"{ANSWER_PREFIX}{amounts.get(story.who)}."
+                if step == right and i == len(steps) - 1 and story.who in amounts:
                     return Verdict(True, (True,) * len(steps), "")
                 return fail(steps, i, f"step {i + 1}: a wrong answer line")
-            legal = {said: (who, n) for said, who, n in english.conclusions(story, known)}
+            legal = {text: (who, n) for text, who, n in english.conclusions(story, amounts)}
             if step not in legal:
                 return fail(steps, i, f"step {i + 1}: does not follow")
             who, number = legal[step]
-            known[who] = number
+            amounts[who] = number
             if not hopeful:
                 continue
-            missing = english.needed(story, known)
+            missing = english.needed(story, amounts)
             if missing is None or i + 1 + len(missing) + 1 > self.max_depth:
                 return fail(steps, i, f"step {i + 1}: no steps are left for the answer")
         return Verdict(False, (True,) * len(steps), "no answer line")
@@ -164,24 +164,24 @@ class WordProblem(StepChecker):
     def solve(self, question: str, rng: random.Random) -> list[str]:
         """What is needed and nothing else, in a random order that works."""
         story = self._parse(question)
-        known, steps = english.given(story), []
-        while story.who not in known:
-            ways = english.ways_on(story, known)
+        amounts, steps = english.given(story), []
+        while story.who not in amounts:
+            ways = english.ways_on(story, amounts)
             if not ways:
                 raise ValueError(f"cannot be worked out: {question!r}")
-            said, who, number = rng.choice(ways)
-            known[who] = number
-            steps.append(said)
-        return [*steps, f"{ANSWER_PREFIX}{known[story.who]}."]
+            text, who, number = rng.choice(ways)
+            amounts[who] = number
+            steps.append(text)
+        return [*steps, f"{ANSWER_PREFIX}{amounts[story.who]}."]
 
     def rival(self, question: str, rng: random.Random) -> str:
         """The same story, asking about somebody else whose number must be worked out."""
         story = self._parse(question)
         people = {fact.who for fact in story.facts} | {o for f in story.facts for o in f.others}
         others = sorted(people - set(english.given(story)) - {story.who})
-        asked = [story._replace(who=who) for who in others]
-        ways = [other for other in asked if english.needed(other, english.given(other))]
-        return english.story_text(rng.choice(ways))
+        stories = [story._replace(who=who) for who in others]
+        rivals = [tale for tale in stories if english.needed(tale, english.given(tale))]
+        return english.story_text(rng.choice(rivals))
 
     def lesson(self, rng: random.Random) -> tuple[str, list[str]]:
         """A train story with the conclusions it needs."""

@@ -65,7 +65,7 @@ def prompt_ids(tokenizer: PreTrainedTokenizerBase, user: str, system: str = "") 
     return tokenizer.encode(f"{system}{USER}{user}{ASSISTANT}")
 
 
-def encode(tokenizer: PreTrainedTokenizerBase, drawn: Example) -> Row:
+def encode(tokenizer: PreTrainedTokenizerBase, dialogue: Example) -> Row:
     """The dialogue as one row; the reply is learnt, and a sign after every step to be judged.
 
     Of a drill only what its marking word announces is learnt.
@@ -73,27 +73,27 @@ def encode(tokenizer: PreTrainedTokenizerBase, drawn: Example) -> Row:
     Nobody reads what a model says inside its prompt: the signs there only teach it to know, by the
     time it replies, which steps are good.
     """
-    prompt = prompt_ids(tokenizer, drawn.user, drawn.system)
-    reply = tokenizer.encode(f"{drawn.reply}{END}")
-    learnt = reply
-    if drawn.kind in DRILLS:
-        (word,) = tokenizer.encode(DRILLS[drawn.kind])
-        said = zip([None, *reply], reply, strict=False)
-        learnt = [token if before == word else IGNORED for before, token in said]
-    labels = [IGNORED] * (len(prompt) - 1) + learnt + [IGNORED]
+    prompt = prompt_ids(tokenizer, dialogue.user, dialogue.system)
+    reply = tokenizer.encode(f"{dialogue.reply}{END}")
+    targets = reply
+    if dialogue.kind in DRILLS:
+        (word,) = tokenizer.encode(DRILLS[dialogue.kind])
+        pairs = zip([None, *reply], reply, strict=False)
+        targets = [token if before == word else IGNORED for before, token in pairs]
+    labels = [IGNORED] * (len(prompt) - 1) + targets + [IGNORED]
     (step_break,) = tokenizer.encode(STEP_BREAK)
     plus, minus = (tokenizer.encode(sign)[0] for sign in "+-")
     breaks = [i for i, token in enumerate(prompt) if token == step_break]
-    for place, good in zip(breaks[BREAKS_BEFORE_STEPS:], drawn.marks, strict=False):
+    for place, good in zip(breaks[BREAKS_BEFORE_STEPS:], dialogue.marks, strict=False):
         labels[place] = plus if good else minus
-    return Row(drawn.kind, prompt + reply, labels)
+    return Row(dialogue.kind, prompt + reply, labels)
 
 
-def micro_batches(rows: list[Row], pad: int, most: int = MICRO_TOKENS) -> Iterator[MicroBatch]:
+def micro_batches(rows: list[Row], pad: int, limit: int = MICRO_TOKENS) -> Iterator[MicroBatch]:
     """The rows, shortest first, in batches of at most so many padded tokens."""
     group: list[Row] = []
     for row in sorted(rows, key=lambda row: len(row.ids)):
-        if group and len(row.ids) * (len(group) + 1) > most:
+        if group and len(row.ids) * (len(group) + 1) > limit:
             yield _padded(group, pad)
             group = []
         group.append(row)

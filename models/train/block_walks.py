@@ -48,16 +48,16 @@ def walk(question: str, rng: random.Random) -> list[str]:
             action, after = no_move(state, rng)
         steps.append(f"{action}: {show_state(after)}")
         state = after
-    said = len(steps) if rng.random() < 0.5 else puzzle.moves
-    return [*steps, f"{ANSWER_PREFIX}{said} moves."]
+    claim = len(steps) if rng.random() < 0.5 else puzzle.moves
+    return [*steps, f"{ANSWER_PREFIX}{claim} moves."]
 
 
 def _move(state: State, puzzle: Puzzle, rng: random.Random, *, best: bool) -> tuple[str, State]:
     """A legal move: one of those that come nearest to the goal, or any of the others."""
     legal = [(distance(after, puzzle.goal), action, after) for action, after in moves(state)]
-    least = min(one[0] for one in legal)
-    nearest = [one for one in legal if one[0] == least]
-    others = [one for one in legal if one[0] != least]
+    least = min(option[0] for option in legal)
+    nearest = [option for option in legal if option[0] == least]
+    others = [option for option in legal if option[0] != least]
     _, action, after = rng.choice(nearest if best or not others else others)
     return action, after
 
@@ -67,10 +67,10 @@ def no_move(state: State, rng: random.Random) -> tuple[str, State]:
     legal = dict(moves(state))
     if rng.random() < 0.5:
         action = rng.choice(sorted(legal))
-        wrong = [shown for name, shown in _disturbed(legal[action]) if shown != legal[action]]
+        wrong = [after for _, after in _nearby_moves(legal[action]) if after != legal[action]]
         return action, rng.choice(wrong)
-    near = [one for one in _disturbed(state) if one[0] not in legal]
-    return rng.choice(near) if near else _unknown(state, rng)
+    near_moves = [move for move in _nearby_moves(state) if move[0] not in legal]
+    return rng.choice(near_moves) if near_moves else _unknown(state, rng)
 
 
 def miscopied(state: State, rng: random.Random) -> str:
@@ -83,13 +83,13 @@ def miscopied(state: State, rng: random.Random) -> str:
     else:
         stacks.append([])
         rng.choice(stacks).append(stack[height])
-    shown = tuple(sorted(tuple(stack) for stack in stacks if stack))
-    return f"{action}: {show_state(State(shown, after.hand))}"
+    shown_stacks = tuple(sorted(tuple(stack) for stack in stacks if stack))
+    return f"{action}: {show_state(State(shown_stacks, after.hand))}"
 
 
-def _disturbed(state: State) -> list[tuple[str, State]]:
+def _nearby_moves(state: State) -> list[tuple[str, State]]:
     """Every action of the states that are one move or two away, with what it leads to."""
-    return [two for _, one in moves(state) for two in moves(one)]
+    return [move for _, after in moves(state) for move in moves(after)]
 
 
 def _unknown(state: State, rng: random.Random) -> tuple[str, State]:

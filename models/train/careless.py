@@ -43,29 +43,30 @@ def _attempt(question: str, rng: random.Random, slips: float) -> list[str] | Non
     story = parse_story(question)
     if story is None:
         raise ValueError(f"not a word problem: {question!r}")
-    known, steps = given(story), []
-    while story.who not in known:
-        ways = ways_on(story, known)
+    amounts, steps = given(story), []
+    while story.who not in amounts:
+        ways = ways_on(story, amounts)
         if not ways:
             return None
-        said, who, number = rng.choice(ways)
+        text, who, number = rng.choice(ways)
         if rng.random() < slips:
-            heard = misquoted(known, said, rng)
-            said, who, number = next(
-                (way for way in conclusions(story, heard) if way[1] == who), (said, who, number)
+            wrong_amounts = misquote(amounts, text, rng)
+            text, who, number = next(
+                (step for step in conclusions(story, wrong_amounts) if step[1] == who),
+                (text, who, number),
             )
         if number not in NUMBERS:
             return None
-        known[who] = number
-        steps.append(said)
-    return [*steps, f"{ANSWER_PREFIX}{known[story.who]}."]
+        amounts[who] = number
+        steps.append(text)
+    return [*steps, f"{ANSWER_PREFIX}{amounts[story.who]}."]
 
 
-def misquoted(known: dict[str, int], said: str, rng: random.Random) -> dict[str, int]:
+def misquote(amounts: dict[str, int], text: str, rng: random.Random) -> dict[str, int]:
     """What is known, but for one number that is quoted."""
-    quoted = [who for who, number in known.items() if f"{who} has {number}" in said]
-    who = rng.choice(quoted)
-    others = [number for number in known.values() if number != known[who]]
+    people = [who for who, number in amounts.items() if f"{who} has {number}" in text]
+    who = rng.choice(people)
+    others = [number for number in amounts.values() if number != amounts[who]]
     if others and rng.random() < ANOTHERS:
-        return known | {who: rng.choice(others)}
-    return known | {who: max(1, known[who] + rng.choice(OFF_BY))}
+        return amounts | {who: rng.choice(others)}
+    return amounts | {who: max(1, amounts[who] + rng.choice(OFF_BY))}

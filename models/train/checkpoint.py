@@ -41,12 +41,12 @@ def load(name: str, options: Mapping[str, Any]) -> dict[str, Any] | None:
     if not path.exists():
         return None
     state = torch.load(path, weights_only=True)
-    theirs = state.get("options", {})
-    for option in sorted({*options, *theirs}):
-        ours, its = options.get(option), theirs.get(option)
-        if ours != its:
+    saved_options = state.get("options", {})
+    for option in sorted({*options, *saved_options}):
+        current, saved = options.get(option), saved_options.get(option)
+        if current != saved:
             raise OtherRun(
-                f"{path} is of a run with --{option} {its}, this one has {ours}: "
+                f"{path} is of a run with --{option} {saved}, this one has {current}: "
                 "move it away to begin anew"
             )
     return state
@@ -65,20 +65,20 @@ class Average:
         """Move towards the model's weights (faster during the first steps)."""
         self.steps += 1
         weight = 1 - min(self.keep, self.steps / (self.steps + 10))
-        for ours, theirs in zip(self.model.parameters(), model.parameters(), strict=True):
-            ours.lerp_(theirs.detach(), weight)
+        for averaged, current in zip(self.model.parameters(), model.parameters(), strict=True):
+            averaged.lerp_(current.detach(), weight)
 
 
 def export(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, folder: str) -> None:
     """Write a model into the cache for plain transformers, in bf16."""
-    written = copy.deepcopy(model).bfloat16()
-    written.generation_config = GenerationConfig(
+    model_copy = copy.deepcopy(model).bfloat16()
+    model_copy.generation_config = GenerationConfig(
         do_sample=True,
         temperature=1.0,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
-    written.save_pretrained(FRESH / folder)
+    model_copy.save_pretrained(FRESH / folder)
 
 
 def load_model(folder: str) -> LlamaForCausalLM:

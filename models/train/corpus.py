@@ -153,8 +153,8 @@ def main() -> None:
     """Print one example of each kind."""
     rng = random.Random(0)
     for kind in dict.fromkeys((*MIXTURE, *EXTRAS)):
-        shown = example(rng, {kind: 1.0})
-        print(f"=== {kind}\n{shown.user}\n---\n{shown.reply}\n")
+        dialogue = example(rng, {kind: 1.0})
+        print(f"=== {kind}\n{dialogue.user}\n---\n{dialogue.reply}\n")
 
 
 if __name__ == "__main__":

@@ -27,8 +27,8 @@ def divergence(teacher: LlamaForCausalLM, model: LlamaForCausalLM, batch: MicroB
     where = batch.labels != IGNORED
     with torch.no_grad():
         target = logits_at(teacher, batch.ids, where).log_softmax(-1)
-    said = logits_at(model, batch.ids, where).log_softmax(-1)
-    return F.kl_div(said, target, reduction="none", log_target=True).sum(-1)
+    log_probs = logits_at(model, batch.ids, where).log_softmax(-1)
+    return F.kl_div(log_probs, target, reduction="none", log_target=True).sum(-1)
 
 
 def main() -> None:

@@ -28,10 +28,10 @@ def recall(rng: random.Random) -> tuple[str, list[str]]:
         total, last, *people = names
         thing = rng.choice(THINGS)
         value = {name: rng.randint(1, RECALL_HIGHEST) for name in people}
-        listed = rng.sample(people, min(len(people), rng.choice(RECALL_LISTED)))
+        summands = rng.sample(people, min(len(people), rng.choice(RECALL_LISTED)))
         facts = [Fact("base", name, (), n, thing) for name, n in value.items()]
-        facts.append(Fact("together", total, tuple(listed), 0, thing))
-        value[total] = sum(value[name] for name in listed)
+        facts.append(Fact("together", total, tuple(summands), 0, thing))
+        value[total] = sum(value[name] for name in summands)
         if value[total] > wordproblem.HIGHEST:
             continue
         facts.append(wordproblem.relation(rng, last, value, total, thing))
@@ -45,17 +45,17 @@ def echo(rng: random.Random) -> tuple[str, list[str]]:
     """Who has how many, said again in another order: the shortest way to learn to look it up."""
     thing = rng.choice(THINGS)
     value = {name: rng.randint(0, 199) for name in rng.sample(NAMES, rng.choice(ECHO_PEOPLE))}
-    told = " ".join(f"{name} has {n} {thing}." for name, n in value.items())
-    said = rng.choices(list(value), k=DRILLED)
-    return told, ["Next, " + ", ".join(f"{name} has {value[name]}" for name in said) + "."]
+    facts = " ".join(f"{name} has {n} {thing}." for name, n in value.items())
+    names = rng.choices(list(value), k=DRILLED)
+    return facts, ["Next, " + ", ".join(f"{name} has {value[name]}" for name in names) + "."]
 
 
 def repeat(rng: random.Random) -> tuple[str, list[str]]:
     """Words in any order, said again: what came after this one the last time, and nothing else."""
     numbers = [str(rng.randint(0, 199)) for _ in range(12)]
     words = rng.choices([*NAMES, *THINGS, *WORDS, *numbers], k=rng.choice(REPEATED))
-    said = " ".join(words)
-    return said, [said]
+    text = " ".join(words)
+    return text, [text]
 
 
 def retell(rng: random.Random) -> tuple[str, list[str]]:
@@ -64,8 +64,8 @@ def retell(rng: random.Random) -> tuple[str, list[str]]:
     count = rng.choice(RETOLD)
     pairs = zip(rng.sample(NAMES, count), rng.sample(NAMES, count), strict=True)
     facts = [_comparison(rng, who, other, thing) for who, other in pairs if who != other]
-    told = [f"{fact_text(fact)}." for fact in facts]
-    return " ".join(told), [" ".join(rng.sample(told, len(told)))]
+    sentences = [f"{fact_text(fact)}." for fact in facts]
+    return " ".join(sentences), [" ".join(rng.sample(sentences, len(sentences)))]
 
 
 def _comparison(rng: random.Random, who: str, other: str, thing: str) -> Fact:

@@ -36,10 +36,10 @@ def right_letters(question: str, steps: list[str]) -> int:
 
 
 def _of_story(story: english.Story, before: list[str]) -> Iterator[str]:
-    known = english.known_after(story, before)
-    yield from (text for text, _, _ in english.conclusions(story, known))
-    if story.who in known:
-        yield f"{ANSWER_PREFIX}{known[story.who]}."
+    amounts = english.amounts_after(story, before)
+    yield from (text for text, _, _ in english.conclusions(story, amounts))
+    if story.who in amounts:
+        yield f"{ANSWER_PREFIX}{amounts[story.who]}."
 
 
 def _of_numbers(numbers: Numbers, target: int, before: list[str]) -> Iterator[str]:
@@ -60,7 +60,7 @@ def _of_blocks(puzzle: blocksworld.Puzzle, before: list[str]) -> Iterator[str]:
     yield from blocksworld.step_texts(state)
 
 
-class Shown(NamedTuple):
+class PlanStep(NamedTuple):
     """What a step of a plan leads to: the moves from there to the goal, and block by block, as
     the step shows them, whether it stands where it stays."""
 
@@ -68,20 +68,20 @@ class Shown(NamedTuple):
     in_place: list[bool]
 
 
-def plan(question: str, steps: list[str]) -> list[Shown]:
+def plan(question: str, steps: list[str]) -> list[PlanStep]:
     """Of a blocks world: what its steps lead to, up to the first that is no legal move."""
     puzzle = blocksworld.parse_question(question)
     if puzzle is None:
         raise ValueError(f"not a blocks world: {question!r}")
-    state, shown = puzzle.start, []
+    state, plan_steps = puzzle.start, []
     for step in steps:
         after = blocksworld.step_texts(state).get(step)
         if after is None:
             break
         state = after
         moves = blocksworld.distance(state, puzzle.goal)
-        shown.append(Shown(moves, _in_place(state, puzzle.goal)))
-    return shown
+        plan_steps.append(PlanStep(moves, _in_place(state, puzzle.goal)))
+    return plan_steps
 
 
 def _in_place(state: blocksworld.State, goal: blocksworld.State) -> list[bool]:

@@ -33,16 +33,16 @@ def judgement(task: Task, question: str, steps: list[str]) -> JudgeExample:
     """The true verdict on `steps`: a word on each up to the first fault, then the number."""
     verdict = task.check(question, STEP_BREAK.join(steps))
     good = sum(verdict.steps)
-    said = [f"Step {i + 1} is good." for i in range(good)]
+    remarks = [f"Step {i + 1} is good." for i in range(good)]
     if verdict.correct:
-        said[-1], number = "The answer is right.", CERTAIN
+        remarks[-1], number = "The answer is right.", CERTAIN
     elif good == len(steps):
         number = HOPEFUL
     elif verdict.reason.endswith(("reach", "for the answer")):
-        said, number = [*said, f"After step {good + 1} no way leads on."], DEAD_END
+        remarks, number = [*remarks, f"After step {good + 1} no way leads on."], DEAD_END
     else:
-        said, number = [*said, f"Step {good + 1} is wrong."], ILLEGAL
-    reply = STEP_BREAK.join((" ".join(said), f"The number is {number}."))
+        remarks, number = [*remarks, f"Step {good + 1} is wrong."], ILLEGAL
+    reply = STEP_BREAK.join((" ".join(remarks), f"The number is {number}."))
     return JudgeExample(judge_prompt(question, steps), reply, verdict.steps)
 
 
@@ -53,8 +53,8 @@ def corrupt(step: str, rng: random.Random) -> str:
     if places:
         place = rng.choice(places)
         number = words[place].strip("().,:")
-        other = max(0, int(number) + rng.choice((-10, -2, -1, 1, 2, 10)))
-        words[place] = words[place].replace(number, str(other))
+        new_number = max(0, int(number) + rng.choice((-10, -2, -1, 1, 2, 10)))
+        words[place] = words[place].replace(number, str(new_number))
         return " ".join(words)
     places = [i for i, word in enumerate(words) if len(word) == 1 and word.isalpha()]
     if places:
@@ -72,8 +72,8 @@ def judge_lesson(rng: random.Random) -> JudgeExample:
     if kind < 0.5:
         prefix = steps[:cut]
     elif kind < 0.75:
-        other = task.solve(task.rival(question, rng), rng)[:-1]
-        prefix = other[:cut]
+        rival_steps = task.solve(task.rival(question, rng), rng)[:-1]
+        prefix = rival_steps[:cut]
     else:
         prefix = [*steps[: cut - 1], corrupt(steps[cut - 1], rng)]
     return judgement(task, question, prefix)

@@ -14,12 +14,12 @@ from models.train import checkpoint
 from models.train.batches import load_tokenizer
 
 
-def mean(one: LlamaForCausalLM, other: LlamaForCausalLM, share: float) -> LlamaForCausalLM:
-    """`one`, moved `share` of the way to `other`, in place."""
+def mean(model: LlamaForCausalLM, other: LlamaForCausalLM, share: float) -> LlamaForCausalLM:
+    """Move the weights of `model` by `share` of the way to those of `other`, in place."""
     with torch.no_grad():
-        for ours, theirs in zip(one.parameters(), other.parameters(), strict=True):
-            ours.lerp_(theirs, share)
-    return one
+        for weight, other_weight in zip(model.parameters(), other.parameters(), strict=True):
+            weight.lerp_(other_weight, share)
+    return model
 
 
 def main() -> None:
@@ -28,10 +28,10 @@ def main() -> None:
     parser.add_argument("folders", nargs=2, type=Path)
     parser.add_argument("--share", type=float, default=0.5, help="the other one's weight")
     options = parser.parse_args()
-    one, other = (
+    model, other = (
         LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32) for folder in options.folders
     )
-    checkpoint.export(mean(one, other, options.share), load_tokenizer(), "prm")
+    checkpoint.export(mean(model, other, options.share), load_tokenizer(), "prm")
 
 
 if __name__ == "__main__":

@@ -116,18 +116,18 @@ class MeasuredSplit:
         model = load_model("prm")
         signs = torch.tensor(sign_ids(self.tokenizer))
         for name, rows in self.samples.items():
-            every, decisive = ([], []), ([], [])
+            all_steps, decisive_steps = ([], []), ([], [])
             for row, scores in self._scores(model, signs, rows):
                 stop = row.labels.index(False) + 1 if False in row.labels else len(row.labels)
-                for into, end in ((every, len(scores)), (decisive, stop)):
+                for into, end in ((all_steps, len(scores)), (decisive_steps, stop)):
                     into[0].extend(row.labels[:end])
                     into[1].extend(scores[:end])
             yield {
                 "measure": "prm_auc",
                 "task": name,
-                "steps": len(every[0]),
-                "value": round(roc_auc_score(*every), 4),
-                "to_first_fault": round(roc_auc_score(*decisive), 4),
+                "steps": len(all_steps[0]),
+                "value": round(roc_auc_score(*all_steps), 4),
+                "to_first_fault": round(roc_auc_score(*decisive_steps), 4),
             }
 
     def siblings(self) -> Iterator[dict]:
@@ -142,8 +142,8 @@ class MeasuredSplit:
             rng = random.Random(f"{SEED} {name}")
             order, trusted = defaultdict(list), defaultdict(list)
             for question in TASKS[name].questions(self.split, self.limit) * self.each:
-                drawn = siblings(name, question, rng)
-                rewards = self._sibling_rewards(model, signs, drawn)
+                group = siblings(name, question, rng)
+                rewards = self._sibling_rewards(model, signs, group)
                 for kind in rewards.keys() - {RIGHT}:
                     order[kind].append(share_above(rewards[RIGHT], rewards[kind]))
                     trusted[kind].append(share_above(rewards[kind], [0.5]))
@@ -160,16 +160,16 @@ class MeasuredSplit:
                 }
 
     def _sibling_rewards(
-        self, model: LlamaForCausalLM, signs: torch.Tensor, drawn: Siblings
+        self, model: LlamaForCausalLM, signs: torch.Tensor, group: Siblings
     ) -> dict[str, list[float]]:
-        task, rewards = TASKS[drawn.task], defaultdict(list)
-        texts = [STEP_BREAK.join([*drawn.before, one.text, ""]) for one in drawn.steps]
+        task, rewards = TASKS[group.task], defaultdict(list)
+        texts = [STEP_BREAK.join([*group.before, sibling.text, ""]) for sibling in group.steps]
         rows = [
-            label(self.tokenizer, task, drawn.question, self.tokenizer.encode(text))
+            label(self.tokenizer, task, group.question, self.tokenizer.encode(text))
             for text in texts
         ]
-        for one, (_, scores) in zip(drawn.steps, self._scores(model, signs, rows), strict=True):
-            rewards[one.kind].append(scores[-1])
+        for sibling, (_, scores) in zip(group.steps, self._scores(model, signs, rows), strict=True):
+            rewards[sibling.kind].append(scores[-1])
         return rewards
 
     @torch.no_grad()
@@ -195,24 +195,24 @@ class MeasuredSplit:
                 truths.append(row.labels[cut - 1])
             votes = [self._votes(prompts, seed) for seed in range(3)]
             numbers = np.nanmean(np.array(votes), axis=0)
-            known = ~np.isnan(numbers)
-            truth = np.array(truths)[known]
-            spearman = np.corrcoef(rankdata(numbers[known]), truth)[0, 1]
+            is_number = ~np.isnan(numbers)
+            truth = np.array(truths)[is_number]
+            spearman = np.corrcoef(rankdata(numbers[is_number]), truth)[0, 1]
             yield {
                 "measure": "judge",
                 "task": name,
                 "prefixes": len(prompts),
                 "spearman": round(float(spearman), 4),
-                "auc": round(roc_auc_score(truth, numbers[known]), 4),
+                "auc": round(roc_auc_score(truth, numbers[is_number]), 4),
                 "parsed": round(1 - float(np.isnan(votes).mean()), 4),
             }
 
     def _votes(self, prompts: list[list[int]], seed: int) -> list[float]:
-        found = []
+        votes = []
         for reply in self.sampler.sample(prompts, seed):
             match = JUDGED_NUMBER.search(text_of(self.tokenizer, reply))
-            found.append(float(match[1]) if match else math.nan)
-        return found
+            votes.append(float(match[1]) if match else math.nan)
+        return votes
 
     def draft(self) -> Iterator[dict]:
         """Share of reply positions where draft and policy pick the same token.
@@ -223,10 +223,10 @@ class MeasuredSplit:
         draft, generator = load_model("draft"), torch.Generator().manual_seed(SEED)
         for name, rows in self.samples.items():
             coupled, greedy = [], []
-            for ours, theirs in self._pairs(rows, draft):
-                noise = -torch.empty_like(ours).exponential_(generator=generator).log()
-                coupled.append((ours + noise).argmax(-1) == (theirs + noise).argmax(-1))
-                greedy.append(ours.argmax(-1) == theirs.argmax(-1))
+            for target, proposal in self._pairs(rows, draft):
+                noise = -torch.empty_like(target).exponential_(generator=generator).log()
+                coupled.append((target + noise).argmax(-1) == (proposal + noise).argmax(-1))
+                greedy.append(target.argmax(-1) == proposal.argmax(-1))
             yield {
                 "measure": "draft_agreement",
                 "task": name,
@@ -242,8 +242,8 @@ class MeasuredSplit:
         encoded = [self._reply_row(row) for row in rows]
         for batch in micro_batches(encoded, pad_id(self.tokenizer)):
             where = batch.labels != IGNORED
-            ours = logits_at(self.policy, batch.ids, where).log_softmax(-1)
-            yield ours, logits_at(draft, batch.ids, where).log_softmax(-1)
+            target = logits_at(self.policy, batch.ids, where).log_softmax(-1)
+            yield target, logits_at(draft, batch.ids, where).log_softmax(-1)
 
     def _reply_row(self, row: Labelled) -> Row:
         reply = text_of(self.tokenizer, flat(row.steps))

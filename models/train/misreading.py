@@ -24,17 +24,17 @@ def misread(question: str, rng: random.Random) -> list[str] | None:
     for _ in range(TRIES):
         place = rng.choice(places)
         wrong = list(story.facts)
-        wrong[place] = taken_for(story, story.facts[place], rng)
-        told = story_text(story._replace(facts=tuple(wrong)))
-        steps = _worked_out(task, told, rng)
+        wrong[place] = misread_fact(story, story.facts[place], rng)
+        misread_question = story_text(story._replace(facts=tuple(wrong)))
+        steps = _solution(task, misread_question, rng)
         if steps and not all(task.check(question, STEP_BREAK.join(steps)).steps):
             return steps
     return None
 
 
-def _worked_out(task: Task, told: str, rng: random.Random) -> list[str]:
+def _solution(task: Task, question: str, rng: random.Random) -> list[str]:
     try:
-        steps = task.solve(told, rng)
+        steps = task.solve(question, rng)
     except ValueError:
         return []
     numbers = [int(word.strip(".,")) for step in steps for word in step.split() if _number(word)]
@@ -45,7 +45,7 @@ def _number(word: str) -> bool:
     return word.strip(".,").lstrip("-").isdigit()
 
 
-def taken_for(story: Story, fact: Fact, rng: random.Random) -> Fact:
+def misread_fact(story: Story, fact: Fact, rng: random.Random) -> Fact:
     """The fact told the other way round, with another's words, or of somebody else.
 
     Of several people taken together one may be missing, be somebody else or be named twice.
@@ -62,15 +62,15 @@ def taken_for(story: Story, fact: Fact, rng: random.Random) -> Fact:
         else:
             others[place] = others[place - 1]
         return fact._replace(others=tuple(others))
-    way = rng.choice(("round", "round", "words", "words", "other", "who"))
-    if way == "round":
+    change = rng.choice(("round", "round", "words", "words", "other", "who"))
+    if change == "round":
         return fact._replace(who=fact.others[0], others=(fact.who,))
-    compared = [f for f in story.facts if f.kind not in ("base", "together") and f != fact]
-    if way == "words" and compared:
-        said = rng.choice(compared)
-        return fact._replace(kind=said.kind, amount=said.amount)
+    comparisons = [f for f in story.facts if f.kind not in ("base", "together") and f != fact]
+    if change == "words" and comparisons:
+        source = rng.choice(comparisons)
+        return fact._replace(kind=source.kind, amount=source.amount)
     if not strangers:
         return fact
-    if way == "who":
+    if change == "who":
         return fact._replace(who=rng.choice(strangers))
     return fact._replace(others=(rng.choice(strangers),))

@@ -58,8 +58,8 @@ def _towards(numbers: Numbers, target: int, rng: random.Random, share: float) ->
     """A legal step; in ``share`` of the cases one that keeps the target within reach, if any."""
     legal = [move for move in moves(numbers) if move.result <= MOST] or list(moves(numbers))
     good = [move for move in legal if reachable(move.left, target)] if rng.random() < share else []
-    chosen = good or legal
-    return rng.choices(chosen, [plainness(move) for move in chosen])[0]
+    pool = good or legal
+    return rng.choices(pool, [plainness(move) for move in pool])[0]
 
 
 def near_miss(numbers: Numbers, target: int, rng: random.Random) -> Move:
@@ -82,63 +82,63 @@ def _wrong_result(numbers: Numbers, target: int, rng: random.Random) -> Move:
     near = {int(true) + off for off in (-10, -3, -2, -1, 0, 1, 2, 3, 10)}
     near |= {a + b, abs(a - b), a * b, int(str(int(abs(true)))[::-1])}
     near |= {a // b, -(-a // b)} if b else set()
-    claims = [one for one in sorted(near) if 0 <= one <= MOST and one != true]
+    claims = [n for n in sorted(near) if 0 <= n <= MOST and n != true]
     claim = rng.choice(claims)
     if rng.random() < TEMPTING_SHARE:
         if len(rest) < 3 and rng.random() < ANY_SHARE:
-            claims = [one for one in range(MOST + 1) if one != true]
-        tempting = [one for one in claims if reachable(tuple(sorted((*rest, one))), target)]
+            claims = [n for n in range(MOST + 1) if n != true]
+        tempting = [n for n in claims if reachable(tuple(sorted((*rest, n))), target)]
         claim = rng.choice(tempting or [claim])
     return Move(a, op, b, claim, tuple(sorted((*rest, claim))))
 
 
 def _wrong_operand(numbers: Numbers, target: int, rng: random.Random) -> Move:
     """A number that is not there, or is there once and used twice."""
-    one = rng.choice(numbers)
+    operand = rng.choice(numbers)
     others = [n for n in range(1, 14) if n not in numbers]
-    strange = one if numbers.count(one) == 1 and rng.random() < 0.5 else rng.choice(others)
+    strange = operand if numbers.count(operand) == 1 and rng.random() < 0.5 else rng.choice(others)
     rest = list(numbers)
-    rest.remove(one)
+    rest.remove(operand)
     if len(rest) > 1 and rng.random() < 0.5:
         rest.pop(rng.randrange(len(rest)))
-    legal = [move for move in moves(tuple(sorted((one, strange)))) if move.result <= MOST]
+    legal = [move for move in moves(tuple(sorted((operand, strange)))) if move.result <= MOST]
     tempting = [m for m in legal if reachable(tuple(sorted((*rest, m.result))), target)]
-    made = rng.choice(tempting or legal)
-    return made._replace(left=tuple(sorted((*rest, made.result))))
+    move = rng.choice(tempting or legal)
+    return move._replace(left=tuple(sorted((*rest, move.result))))
 
 
 def _wrong_rest(numbers: Numbers, target: int, rng: random.Random) -> Move:
     """A right equation with the wrong numbers left: one lost, told twice, or changed."""
-    made = _towards(numbers, target, rng, 0.5)
-    left = list(made.left)
-    place = rng.randrange(len(left))
+    move = _towards(numbers, target, rng, 0.5)
+    remaining = list(move.left)
+    place = rng.randrange(len(remaining))
     match rng.choice(("lost", "twice", "changed", "kept")):
-        case "lost" if len(left) > 1:
-            left.pop(place)
+        case "lost" if len(remaining) > 1:
+            remaining.pop(place)
         case "twice":
-            left.append(left[place])
+            remaining.append(remaining[place])
         case "kept":
-            left.append(made.a)
+            remaining.append(move.a)
         case _:
-            left[place] = max(0, left[place] + rng.choice((-2, -1, 1, 2)))
-    if tuple(sorted(left)) == made.left:
-        left.append(made.b)
-    return made._replace(left=tuple(sorted(left)))
+            remaining[place] = max(0, remaining[place] + rng.choice((-2, -1, 1, 2)))
+    if tuple(sorted(remaining)) == move.left:
+        remaining.append(move.b)
+    return move._replace(left=tuple(sorted(remaining)))
 
 
 def _swapped(numbers: Numbers, target: int, rng: random.Random) -> Move:
     """A right equation, behind which a number just used stands in the place of one that was not."""
-    made = _towards(numbers, target, rng, 0.5)
-    rest = list(made.left)
-    rest.remove(made.result)
+    move = _towards(numbers, target, rng, 0.5)
+    rest = list(move.left)
+    rest.remove(move.result)
     swaps = [
-        tuple(sorted((*rest[:place], used, *rest[place + 1 :], made.result)))
+        tuple(sorted((*rest[:place], operand, *rest[place + 1 :], move.result)))
         for place in range(len(rest))
-        for used in (made.a, made.b)
-        if used != rest[place]
+        for operand in (move.a, move.b)
+        if operand != rest[place]
     ]
     if not swaps:
         return _wrong_result(numbers, target, rng)
-    tempting = [left for left in swaps if reachable(left, target)]
-    left = rng.choice(tempting if tempting and rng.random() < TEMPTING_SHARE else swaps)
-    return made._replace(left=left)
+    tempting = [remaining for remaining in swaps if reachable(remaining, target)]
+    remaining = rng.choice(tempting if tempting and rng.random() < TEMPTING_SHARE else swaps)
+    return move._replace(left=remaining)

@@ -21,21 +21,21 @@ def optimizers(
     hidden = [(n, p) for n, p in model.named_parameters() if ".layers." in n and p.ndim == 2]
     hidden = hidden if muon else []
     matrices = [p for n, p in hidden if layer_of(n) % world == rank]
-    chosen = {id(p) for _, p in hidden}
-    others = [p for p in model.parameters() if id(p) not in chosen]
-    built: list[Optimizer] = [
+    matrix_ids = {id(p) for _, p in hidden}
+    others = [p for p in model.parameters() if id(p) not in matrix_ids]
+    optims: list[Optimizer] = [
         AdamW(others, lr=OTHER_RATE * scale, betas=(0.9, 0.95), weight_decay=0.0)
     ]
     if matrices:
         rate = MATRIX_RATE * scale
-        built.insert(0, Muon(matrices, lr=rate, momentum=0.95, weight_decay=0.03))
-    for optimizer in built:
+        optims.insert(0, Muon(matrices, lr=rate, momentum=0.95, weight_decay=0.03))
+    for optimizer in optims:
         for group in optimizer.param_groups:
             group["peak"] = group["lr"]
-    return built
+    return optims
 
 
-def set_rate(built: list[Optimizer], progress: float) -> float:
+def set_rate(optims: list[Optimizer], progress: float) -> float:
     """Warm-up, a plateau that can be left at any time, then linear decay to zero.
 
     `progress` is the share of the wall-clock budget that is spent.
@@ -43,7 +43,7 @@ def set_rate(built: list[Optimizer], progress: float) -> float:
     factor = min(1.0, (progress + 1e-3) / WARMUP)
     if progress > DECAY_FROM:
         factor = max(0.0, (1.0 - progress) / (1.0 - DECAY_FROM))
-    for optimizer in built:
+    for optimizer in optims:
         for group in optimizer.param_groups:
             group["lr"] = group["peak"] * factor
     return factor

@@ -51,10 +51,10 @@ def share_matrices(model: nn.Module, world: int) -> None:
         return
     matrices = [(n, p.data) for n, p in model.named_parameters() if ".layers." in n and p.ndim == 2]
     for source in range(world):
-        owned = [p for n, p in matrices if layer_of(n) % world == source]
-        flat = torch.cat([p.flatten() for p in owned])
+        owned_matrices = [p for n, p in matrices if layer_of(n) % world == source]
+        flat = torch.cat([p.flatten() for p in owned_matrices])
         dist.broadcast(flat, source)
-        _spread(flat, owned)
+        _spread(flat, owned_matrices)
 
 
 def _spread(flat: Tensor, parts: list[Tensor]) -> None:

@@ -48,17 +48,17 @@ PHASES = {
 
 def token_losses(model: LlamaForCausalLM, batch: MicroBatch) -> Tensor:
     """The loss at every learnt position, row by row."""
-    learnt = batch.labels != IGNORED
-    logits = logits_at(model, batch.ids, learnt)
-    return F.cross_entropy(logits, batch.labels[learnt], reduction="none")
+    mask = batch.labels != IGNORED
+    logits = logits_at(model, batch.ids, mask)
+    return F.cross_entropy(logits, batch.labels[mask], reduction="none")
 
 
 def scaled(model: LlamaForCausalLM, by: float) -> LlamaForCausalLM:
     """A copy whose logits are scaled, by way of the last norm, which the tied output reads."""
-    copied = copy.deepcopy(model)
+    model_copy = copy.deepcopy(model)
     with torch.no_grad():
-        copied.model.norm.weight.mul_(by)
-    return copied
+        model_copy.model.norm.weight.mul_(by)
+    return model_copy
 
 
 def main() -> None:

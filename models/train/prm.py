@@ -169,9 +169,9 @@ def epochs(
 
 def collected(phase: RewardPhase, rank: int, world: int) -> Callable[[int], list[Labelled]]:
     """A process's share of each step's replies, of those in the cache."""
-    known = load_samples()
-    samples = [row for name in phase.tasks for row in known if row.task == name]
-    return epochs(samples, phase.replies, rank, world)
+    samples = load_samples()
+    replies = [row for name in phase.tasks for row in samples if row.task == name]
+    return epochs(replies, phase.replies, rank, world)
 
 
 def label_losses(
@@ -225,8 +225,8 @@ def shortened(row: Labelled, rng: random.Random) -> Labelled:
     """The reply, most often without what follows soon after its first wrong step."""
     if rng.random() >= CUT_SHARE:
         return row
-    kept = sum(row.labels) + rng.choice(TAIL)
-    return row._replace(steps=row.steps[:kept], labels=row.labels[:kept])
+    length = sum(row.labels) + rng.choice(TAIL)
+    return row._replace(steps=row.steps[:length], labels=row.labels[:length])
 
 
 def main() -> None:
@@ -240,17 +240,17 @@ def main() -> None:
     if phase.start == "policy":
         model = with_layers_above(model, LAYERS_ABOVE)
     ids = label_ids(tokenizer, options.device)
-    derived, walks = phase.taught // options.world, phase.walks // options.world
+    derivations, walks = phase.taught // options.world, phase.walks // options.world
     trees = None
     if phase.rounds:
         trees = TreeRounds(tokenizer, options.device, phase.tasks, phase.trees, SEED)
     replies = collected(phase, options.rank, options.world)
 
     def draw(rng: random.Random, step: int) -> list[Row]:
-        told = replies(step) if trees is None else trees.draw(rng, phase.replies)
-        told += [lesson(tokenizer, TASKS[rng.choice(TAUGHT)], rng) for _ in range(derived)]
-        told += [walked(tokenizer, phase.walked, rng) for _ in range(walks)]
-        rows = [learnt_row(tokenizer, shortened(row, rng)) for row in told]
+        examples = replies(step) if trees is None else trees.draw(rng, phase.replies)
+        examples += [lesson(tokenizer, TASKS[rng.choice(TAUGHT)], rng) for _ in range(derivations)]
+        examples += [walked(tokenizer, phase.walked, rng) for _ in range(walks)]
+        rows = [learnt_row(tokenizer, shortened(row, rng)) for row in examples]
         rows = [renamed(tokenizer, r, rng) if r.kind == "wordproblem" else r for r in rows]
         return rows + [slipped_drill(tokenizer, rng) for _ in range(phase.drills // options.world)]
 

@@ -57,10 +57,10 @@ def _reply(tokenizer: PreTrainedTokenizerBase, row: Labelled) -> Reply:
 
 def train_questions(task: Task, rng: random.Random, count: int) -> list[str]:
     """Train questions; game24 has few puzzles, so half of its questions get another target."""
-    asked = [task.lesson(rng)[0] for _ in range(count)]
+    questions = [task.lesson(rng)[0] for _ in range(count)]
     if task.name != "game24":
-        return asked
-    return [task.rival(q, rng) if rng.random() < RIVAL_SHARE else q for q in asked]
+        return questions
+    return [task.rival(q, rng) if rng.random() < RIVAL_SHARE else q for q in questions]
 
 
 class Collector:
@@ -76,14 +76,14 @@ class Collector:
         for name in names:
             task, count = TASKS[name], QUESTIONS_A_ROUND[name]
             questions = train_questions(task, self.rng, count)
-            first = list(self._sampled(task, [(q, []) for q in questions for _ in range(EACH)]))
-            yield from first
-            starts = [(row.question, self._good_prefix(row)) for row in first]
+            replies = list(self._samples(task, [(q, []) for q in questions for _ in range(EACH)]))
+            yield from replies
+            starts = [(row.question, self._good_prefix(row)) for row in replies]
             starts = [start for start in starts if start[1]]
-            picked = self.rng.sample(starts, min(count, len(starts)))
-            yield from self._sampled(task, [start for start in picked for _ in range(CONTINUED)])
-            spoilt = [self._spoilt(task, question) for question in questions[: count // 2]]
-            yield from self._sampled(task, [start for start in spoilt for _ in range(SPOILT)])
+            selection = self.rng.sample(starts, min(count, len(starts)))
+            yield from self._samples(task, [start for start in selection for _ in range(CONTINUED)])
+            starts = [self._spoilt_start(task, question) for question in questions[: count // 2]]
+            yield from self._samples(task, [start for start in starts for _ in range(SPOILT)])
             for question in questions:
                 if self.rng.random() < TEACHER_SHARE * EACH:
                     yield taught(self.tokenizer, task, question, self.rng, slipped=False)
@@ -94,8 +94,8 @@ class Collector:
         """One reply each to many questions: what is learnt by heart of them is of no use."""
         for name in names:
             task = TASKS[name]
-            asked = train_questions(task, self.rng, QUESTIONS_A_ROUND[name] * EACH * CONTINUED)
-            yield from self._sampled(task, [(question, []) for question in asked])
+            questions = train_questions(task, self.rng, QUESTIONS_A_ROUND[name] * EACH * CONTINUED)
+            yield from self._samples(task, [(question, []) for question in questions])
 
     def _good_prefix(self, row: Labelled) -> list[int]:
         good = [steps for steps, right in zip(row.steps, row.labels, strict=True) if right]
@@ -103,13 +103,13 @@ class Collector:
             good = good[: self.rng.randint(1, max(1, len(good) - 2))]
         return flat(good)
 
-    def _spoilt(self, task: Task, question: str) -> tuple[str, list[int]]:
+    def _spoilt_start(self, task: Task, question: str) -> tuple[str, list[int]]:
         steps = task.solve(question, self.rng)[:-1]
         cut = self.rng.randrange(len(steps))
         prefix = [*steps[:cut], corrupt(steps[cut], self.rng), ""]
         return question, self.tokenizer.encode(STEP_BREAK.join(prefix))
 
-    def _sampled(self, task: Task, starts: list[tuple[str, list[int]]]) -> Iterator[Labelled]:
+    def _samples(self, task: Task, starts: list[tuple[str, list[int]]]) -> Iterator[Labelled]:
         prompts = [prompt_ids(self.tokenizer, question) + prefix for question, prefix in starts]
         replies = self.sampler.sample(prompts, self.rng.getrandbits(40), TOO_LONG)
         for (question, prefix), reply in zip(starts, replies, strict=True):
@@ -126,19 +126,19 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    collector, started = Collector(options.seed), time.monotonic()
+    collector, start = Collector(options.seed), time.monotonic()
     CACHE.mkdir(parents=True, exist_ok=True)
     with (CACHE / SAMPLES.replace("*", str(options.seed))).open("a") as out:
-        while time.monotonic() - started < options.minutes * 60:
-            drawn = collector.fresh if options.fresh else collector.round
-            rows = list(drawn(options.tasks))
+        while time.monotonic() - start < options.minutes * 60:
+            draw = collector.fresh if options.fresh else collector.round
+            rows = list(draw(options.tasks))
             out.writelines(json.dumps(row) + "\n" for row in rows)
             out.flush()
             shares = {
                 name: round(_good_share([row for row in rows if row.task == name]), 3)
                 for name in options.tasks
             }
-            line = {"s": round(time.monotonic() - started), "rows": len(rows), "good": shares}
+            line = {"s": round(time.monotonic() - start), "rows": len(rows), "good": shares}
             print(json.dumps(line), flush=True)
 
 

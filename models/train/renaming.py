@@ -16,10 +16,10 @@ from models.train.batches import Row
 def renamed(tokenizer: PreTrainedTokenizerBase, row: Row, rng: random.Random) -> Row:
     """The row with its names and things exchanged for others, the same one for the same."""
     names, things = rng.sample(NAMES, len(NAMES)), rng.sample(THINGS, len(THINGS))
-    other = _exchange(tokenizer, NAMES, names)
+    new_ids = _exchange(tokenizer, NAMES, names)
     for old, new in ((NAMES, names), (THINGS, things)):
-        other |= _exchange(tokenizer, [f" {word}" for word in old], [f" {word}" for word in new])
-    return row._replace(ids=[other.get(one, one) for one in row.ids])
+        new_ids |= _exchange(tokenizer, [f" {word}" for word in old], [f" {word}" for word in new])
+    return row._replace(ids=[new_ids.get(token, token) for token in row.ids])
 
 
 def _exchange(

@@ -36,9 +36,9 @@ def scored_row(
     ids = prompt_ids(tokenizer, row.question)
     labels = [IGNORED] * len(ids)
     inner = within or [[IGNORED] * len(step) for step in row.steps]
-    for step, right, said in zip(row.steps, row.labels, inner, strict=True):
+    for step, right, step_labels in zip(row.steps, row.labels, inner, strict=True):
         ids += [*step, tag]
-        labels += [*said, int(not right)]
+        labels += [*step_labels, int(not right)]
     return Row(row.task, ids, labels)
 
 
@@ -64,10 +64,10 @@ def labels_within(tokenizer: PreTrainedTokenizerBase, row: Labelled) -> list[lis
         letters = right_letters(row.question, texts[: good + 1])
         labels[good] = _up_to(tokenizer, row.steps[good], letters)
     if row.task == "blocksworld":
-        for i, shown in enumerate(plan(row.question, texts)):
-            labels[i][-1] = MOVES_TO_GO + min(shown.moves_to_go, MOST_MOVES)
+        for i, plan_step in enumerate(plan(row.question, texts)):
+            labels[i][-1] = MOVES_TO_GO + min(plan_step.moves_to_go, MOST_MOVES)
             if i >= good or i % 2 == 0:
-                _label_blocks(tokenizer, row.steps[i], shown.in_place, labels[i])
+                _label_blocks(tokenizer, row.steps[i], plan_step.in_place, labels[i])
     return labels
 
 

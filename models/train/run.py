@@ -51,9 +51,9 @@ class Steps(Dataset[StepBatches]):
 
     def __getitem__(self, step: int) -> StepBatches:
         rows = self.draw(random.Random(self.label.format(step)), step)
-        learnt = sum(label != IGNORED for row in rows for label in row.labels)
+        label_count = sum(label != IGNORED for row in rows for label in row.labels)
         batches = list(micro_batches(rows, self.pad, self.most))
-        return StepBatches(sum(len(row.ids) for row in rows), learnt, batches)
+        return StepBatches(sum(len(row.ids) for row in rows), label_count, batches)
 
 
 class TrainingRun:
@@ -92,7 +92,7 @@ class TrainingRun:
         state = checkpoint.load(f"{name}.{self.rank}", self.options)
         torch.set_num_threads(1)
         parallel.join(name, self.rank, self.world)
-        self.built = optimizers(model, rate_scale, self.rank, self.world, muon=muon)
+        self.optimizers = optimizers(model, rate_scale, self.rank, self.world, muon=muon)
         self.average = checkpoint.Average(model, keep)
         self.step, self.tokens, self.spent_s = 0, 0, 0.0
         self.stopping = self.stopped = False
@@ -112,14 +112,14 @@ class TrainingRun:
     def train_until(self, seconds: float) -> None:
         """Step until so much of the budget is spent or SIGTERM comes, from rows drawn anew."""
         signal.signal(signal.SIGTERM, lambda *_: self.stop())
-        saved, drawn = self.clock, self.drawn()
+        last_save, batches = self.clock, self.drawn()
         while self.clock < min(seconds, self.budget_s) and not self.stopped:
-            self.take_step(drawn)
+            self.take_step(batches)
             if self.step % LOG_EVERY == 0:
                 self._log()
-            if self.clock - saved > SAVE_EVERY_S:
+            if self.clock - last_save > SAVE_EVERY_S:
                 self.save()
-                saved = self.clock
+                last_save = self.clock
 
     def spend(self, seconds: float) -> None:
         """Count what was done between steps as time of this run, which no other process shares."""
@@ -139,10 +139,10 @@ class TrainingRun:
         )
         return iter(loader)
 
-    def take_step(self, drawn: Iterator[StepBatches]) -> None:
+    def take_step(self, batches: Iterator[StepBatches]) -> None:
         """One optimizer step, together with the other processes."""
-        started = time.monotonic()
-        rows = next(drawn)
+        start = time.monotonic()
+        rows = next(batches)
         for batch in rows.batches:
             losses = self.losses(batch.to(self.device))
             (losses.sum() / rows.learnt).backward()
@@ -150,15 +150,15 @@ class TrainingRun:
         local = [rows.tokens, self.spent_s, self.stopping]
         total, spent, stopping = parallel.sum_gradients(self.model, local, self.world)
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        set_rate(self.built, spent / self.world / self.budget_s)
-        for optimizer in self.built:
+        set_rate(self.optimizers, spent / self.world / self.budget_s)
+        for optimizer in self.optimizers:
             optimizer.step()
         self.model.zero_grad()
         parallel.share_matrices(self.model, self.world)
         self.average.update(self.model)
         self.step += 1
         self.tokens += round(total)
-        self.spent_s = spent / self.world + time.monotonic() - started
+        self.spent_s = spent / self.world + time.monotonic() - start
         self.clock = spent / self.world
         self.stopped = stopping > 0
 
@@ -174,7 +174,7 @@ class TrainingRun:
             {
                 "model": self.model.state_dict(),
                 "average": self.average.model.state_dict(),
-                "optimizers": [optimizer.state_dict() for optimizer in self.built],
+                "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
                 "step": self.step,
                 "tokens": self.tokens,
                 "spent_s": self.spent_s,
@@ -186,9 +186,9 @@ class TrainingRun:
     def _restore(self, state: dict) -> None:
         self.model.load_state_dict(state["model"])
         self.average.model.load_state_dict(state["average"])
-        for optimizer, saved in zip(self.built, state["optimizers"], strict=True):
+        for optimizer, optimizer_state in zip(self.optimizers, state["optimizers"], strict=True):
             peaks = [group["peak"] for group in optimizer.param_groups]
-            optimizer.load_state_dict(saved)
+            optimizer.load_state_dict(optimizer_state)
             for group, peak in zip(optimizer.param_groups, peaks, strict=True):
                 group["peak"] = peak
         self.step, self.tokens, self.spent_s = state["step"], state["tokens"], state["spent_s"]
@@ -198,9 +198,9 @@ class TrainingRun:
     def _count(self, batch: MicroBatch, losses: Tensor) -> None:
         kinds = sorted(set(batch.kinds))
         numbers = torch.tensor([kinds.index(kind) for kind in batch.kinds])
-        of = numbers.repeat_interleave((batch.labels != IGNORED).sum(1))
-        counts = of.bincount(minlength=len(kinds)).tolist()
-        totals = losses.new_zeros(len(kinds)).index_add_(0, of.to(losses.device), losses)
+        index = numbers.repeat_interleave((batch.labels != IGNORED).sum(1))
+        counts = index.bincount(minlength=len(kinds)).tolist()
+        totals = losses.new_zeros(len(kinds)).index_add_(0, index.to(losses.device), losses)
         for kind, total, count in zip(kinds, totals, counts, strict=True):
             self.sums[kind].append(torch.stack([total, total.new_tensor(count)]))
 

@@ -42,14 +42,14 @@ class _Rows:
     last: Tensor
     place: Tensor
 
-    def keep(self, chosen: Tensor) -> None:
+    def keep(self, mask: Tensor) -> None:
         """Drop the rows that have ended."""
-        self.keys = [key[chosen] for key in self.keys]
-        self.values = [value[chosen] for value in self.values]
+        self.keys = [key[mask] for key in self.keys]
+        self.values = [value[mask] for value in self.values]
         self.bias, self.last, self.place = (
-            self.bias[chosen],
-            self.last[chosen],
-            self.place[chosen],
+            self.bias[mask],
+            self.last[mask],
+            self.place[mask],
         )
 
 
@@ -108,20 +108,20 @@ class Sampler:
     ) -> Iterator[tuple[int, list[int]]]:
         width = max(len(prompts[i]) for i in places)
         rows = self._begin(prompts, places, width)
-        written: dict[int, list[int]] = {i: [] for i in places}
+        replies: dict[int, list[int]] = {i: [] for i in places}
         logits = self._forward(rows, self._ids(prompts, places, width), 0)
         for position in range(width, room + 1):
             rows.last = torch.multinomial(logits.softmax(-1), 1, generator=generator)[:, 0]
             for place, token in zip(rows.place.tolist(), rows.last.tolist(), strict=True):
-                if not written[place] or written[place][-1] not in ends:
-                    written[place].append(token)
-            open_rows = torch.tensor([written[i][-1] not in ends for i in rows.place.tolist()])
+                if not replies[place] or replies[place][-1] not in ends:
+                    replies[place].append(token)
+            open_rows = torch.tensor([replies[i][-1] not in ends for i in rows.place.tolist()])
             if position == room or not open_rows.any():
                 break
             if open_rows.float().mean() < COMPACT_SHARE:
                 rows.keep(open_rows.to(self.device))
             logits = self._forward(rows, rows.last[:, None], position)
-        yield from written.items()
+        yield from replies.items()
 
     def _ids(self, prompts: list[list[int]], places: list[int], width: int) -> Tensor:
         pad = self.config.pad_token_id

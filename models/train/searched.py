@@ -26,7 +26,7 @@ from models.train.prm_data import train_questions
 from models.train.rows import sign_ids
 from models.train.sampling import ROOM, Sampler
 from models.train.tokenizer import TAG
-from models.train.tree_data import chosen
+from models.train.tree_data import instructive
 from search.policies.rebase import allocate
 
 WIDTH = 64
@@ -80,16 +80,16 @@ class Searcher:
         self, prm: LlamaForCausalLM, task: Task, questions: Sequence[str], rng: random.Random
     ) -> list[Grown]:
         """The trees of these questions, `WIDTH` wide."""
-        grown = [
+        trees = [
             Grown(question, prompt_ids(self.tokenizer, question), rng.choice(TEMPERATURES))
             for question in questions
         ]
         for _ in range(task.max_depth + 2):
-            children = [(tree, path) for tree in grown for path in self._shares(tree)]
+            children = [(tree, path) for tree in trees for path in self._shares(tree)]
             if not children:
                 break
             self._grow(prm, children, rng.getrandbits(40))
-        return grown
+        return trees
 
     def _shares(self, tree: Grown) -> Iterator[Path]:
         """Every frontier node once for each child that it gets; others are leaves from now on."""
@@ -115,11 +115,11 @@ class Searcher:
         ]
         rewards = self._rewards(prm, prompts, paths)
         for (tree, _), path, reward in zip(children, paths, rewards, strict=True):
-            scored = replace(path, reward=reward)
+            child = replace(path, reward=reward)
             if path.steps[-1][-1] == self.step_break:
-                tree.frontier.append(scored)
+                tree.frontier.append(child)
             else:
-                tree.leaves.append(scored)
+                tree.leaves.append(child)
                 tree.ended += 1
 
     @torch.no_grad()
@@ -133,12 +133,12 @@ class Searcher:
         ]
         order = sorted(range(len(rows)), key=lambda i: len(rows[i].ids))
         most = GPU_SCORED_TOKENS if self.sampler.device.type == "cuda" else SCORED_TOKENS
-        scored: list[float] = []
+        rewards: list[float] = []
         for batch in micro_batches([rows[i] for i in order], self.pad, most):
             ids, labels, _ = batch.to(self.sampler.device)
             logits = logits_at(prm, ids, labels != IGNORED)[:, self.signs]
-            scored += logits.softmax(-1)[:, 0].tolist()
-        by_row = dict(zip(order, scored, strict=True))
+            rewards += logits.softmax(-1)[:, 0].tolist()
+        by_row = dict(zip(order, rewards, strict=True))
         return [by_row[i] for i in range(len(rows))]
 
 
@@ -159,7 +159,7 @@ def telling(
         if steps[-1][-1] not in ends:
             row.labels[-1] = False
         rows.append((leaf.reward, row))
-    return chosen(rows, random.Random(seed))
+    return instructive(rows, random.Random(seed))
 
 
 class TreeRounds:
@@ -182,23 +182,23 @@ class TreeRounds:
 
     def grow(self, prm: LlamaForCausalLM, workers: int) -> float:
         """Add a round, labelled by so many processes; the seconds that it took."""
-        started = time.monotonic()
+        start = time.monotonic()
         for name, rounds in self.rounds.items():
             rng = random.Random(f"{self.seed} {name} {len(rounds)}")
-            asked = train_questions(TASKS[name], rng, self.trees)
-            trees = self.searcher.trees(prm, TASKS[name], asked, rng)
-            told = [
+            questions = train_questions(TASKS[name], rng, self.trees)
+            trees = self.searcher.trees(prm, TASKS[name], questions, rng)
+            calls = [
                 (self.tokenizer, name, tree.question, tree.distinct(), rng.getrandbits(40))
                 for tree in trees
             ]
             with multiprocessing.get_context("fork").Pool(max(1, workers)) as pool:
-                rounds.append(list(chain.from_iterable(pool.starmap(telling, told, chunksize=4))))
+                rounds.append(list(chain.from_iterable(pool.starmap(telling, calls, chunksize=4))))
             line = {"task": name, "round": len(rounds), "rows": len(rounds[-1])}
             line |= {"best_right": self._best_right(TASKS[name], trees)}
-            print(json.dumps(line | {"s": round(time.monotonic() - started)}), flush=True)
+            print(json.dumps(line | {"s": round(time.monotonic() - start)}), flush=True)
         if prm.device.type == "cuda":
             torch.cuda.empty_cache()
-        return time.monotonic() - started
+        return time.monotonic() - start
 
     def _best_right(self, task: Task, trees: list[Grown]) -> float:
         """The share of trees whose best-rewarded reply is right."""

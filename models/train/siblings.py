@@ -45,12 +45,12 @@ def siblings(name: str, question: str, rng: random.Random) -> Siblings:
     puzzle = number_puzzle.parse_question(question)
     blocks = blocksworld.parse_question(question)
     if puzzle is not None:
-        drawn = list(_of_numbers(*puzzle, before, rng))
+        steps = list(_of_numbers(*puzzle, before, rng))
     elif blocks is not None:
-        drawn = list(_of_blocks(blocks, before, rng))
+        steps = list(_of_blocks(blocks, before, rng))
     else:
         raise ValueError(f"no siblings are known of {question!r}")
-    return Siblings(name, question, before, drawn)
+    return Siblings(name, question, before, steps)
 
 
 def _of_numbers(
@@ -61,14 +61,14 @@ def _of_numbers(
     legal = list(number_puzzle.moves(numbers))
     rng.shuffle(legal)
     for kind, good in ((RIGHT, True), (DEAD_END, False)):
-        found = (move for move in legal if reachable(move.left, target) == good)
-        yield from (Sibling(step_text(move), kind) for move in islice(found, LEGAL_EACH))
+        candidates = (move for move in legal if reachable(move.left, target) == good)
+        yield from (Sibling(step_text(move), kind) for move in islice(candidates, LEGAL_EACH))
     for kind, misses in near_misses(numbers, target, legal).items():
         rng.shuffle(misses)
         tempting = [m for m in misses[:LOOKED_AT] if reachable(m.left, target)]
         if misses:
-            chosen = tempting if tempting and rng.random() < TEMPTING_SHARE else misses
-            yield Sibling(step_text(chosen[0]), kind)
+            pool = tempting if tempting and rng.random() < TEMPTING_SHARE else misses
+            yield Sibling(step_text(pool[0]), kind)
 
 
 def near_misses(numbers: Numbers, target: int, legal: list[Move]) -> dict[str, list[Move]]:
@@ -79,11 +79,11 @@ def near_misses(numbers: Numbers, target: int, legal: list[Move]) -> dict[str, l
         "operator": [(m, OTHER_RESULT[m.op](m.a, m.b)) for m in legal],
         "forged": [(m, target) for m in legal if len(m.left) == 1],
     }
-    found = {
-        kind: [_claim(m, result) for m, result in said if result >= 0 and result != m.result]
-        for kind, said in claims.items()
+    misses = {
+        kind: [_claim(m, result) for m, result in pairs if result >= 0 and result != m.result]
+        for kind, pairs in claims.items()
     }
-    return found | {
+    return misses | {
         "remainder": [
             _claim(m._replace(op="/"), m.a // m.b + up)
             for m in legal
@@ -103,11 +103,11 @@ def _claim(move: Move, result: int) -> Move:
 
 
 def _used_twice(numbers: Numbers) -> Iterator[Move]:
-    for one in set(numbers):
+    for number in set(numbers):
         rest = list(numbers)
-        rest.remove(one)
-        if one not in rest:
-            for a, op, b, result in number_puzzle.results(one, one):
+        rest.remove(number)
+        if number not in rest:
+            for a, op, b, result in number_puzzle.results(number, number):
                 yield Move(a, op, b, result, tuple(sorted((*rest, result))))
 
 
@@ -119,10 +119,10 @@ def _of_blocks(
     for step in before:
         state = dict(blocksworld.moves(state))[step.partition(": ")[0]]
     legal = list(blocksworld.moves(state))
-    left = puzzle.moves - len(before) - 1
+    remaining = puzzle.moves - len(before) - 1
     for action, after in legal:
-        kind = RIGHT if blocksworld.distance(after, puzzle.goal) <= left else WASTED
+        kind = RIGHT if blocksworld.distance(after, puzzle.goal) <= remaining else WASTED
         yield Sibling(f"{action}: {blocksworld.show_state(after)}", kind)
     if len(legal) > 1:
-        (action, _), (_, other) = rng.sample(legal, 2)
-        yield Sibling(f"{action}: {blocksworld.show_state(other)}", MISSHOWN)
+        (action, _), (_, wrong_state) = rng.sample(legal, 2)
+        yield Sibling(f"{action}: {blocksworld.show_state(wrong_state)}", MISSHOWN)

@@ -29,7 +29,7 @@ def word_classes(tokenizer: PreTrainedTokenizerBase) -> dict[int, list[int]]:
     """For the ids of numbers, names and `more` or `fewer`: all ids of that class."""
     classes = ([f" {n}" for n in range(200)], [f" {name}" for name in NAMES], [" more", " fewer"])
     ids = [[tokenizer.encode(word)[0] for word in words] for words in classes]
-    return {one: all_of for all_of in ids for one in all_of}
+    return {token: class_ids for class_ids in ids for token in class_ids}
 
 
 def slipped_drill(tokenizer: PreTrainedTokenizerBase, rng: random.Random) -> Row:
@@ -42,9 +42,9 @@ def slipped_drill(tokenizer: PreTrainedTokenizerBase, rng: random.Random) -> Row
     numbers = classes[tokenizer.encode(" 0")[0]]
     open_to_slips = {
         i
-        for i, one in enumerate(ids)
-        if one in classes
-        and (drill is not echo or classes[one] is numbers)
+        for i, token in enumerate(ids)
+        if token in classes
+        and (drill is not echo or classes[token] is numbers)
         and (drill is not sums or ids[i - 1] == equals)
     }
     rate = rng.choice(RATES)
@@ -61,8 +61,8 @@ def slipped_drill(tokenizer: PreTrainedTokenizerBase, rng: random.Random) -> Row
 
 
 def _another(of_class: list[int], nearby: list[int], rng: random.Random) -> int:
-    near = [one for one in nearby if one in of_class]
-    return rng.choice(near if rng.random() < NEARBY else of_class)
+    near_tokens = [token for token in nearby if token in of_class]
+    return rng.choice(near_tokens if rng.random() < NEARBY else of_class)
 
 
 def _off(numbers: list[int], right: int, rng: random.Random) -> int:

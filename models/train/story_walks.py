@@ -9,8 +9,8 @@ import random
 
 from models.tasks.story import THINGS, Story, conclusions, given, parse_story, ways_on
 from models.tasks.task import ANSWER_PREFIX
-from models.train.careless import NUMBERS, TRIES, misquoted
-from models.train.misreading import taken_for
+from models.train.careless import NUMBERS, TRIES, misquote
+from models.train.misreading import misread_fact
 
 MISS_SHARE = 0.2
 """Of the conclusions up to the first near miss."""
@@ -36,69 +36,69 @@ def walk(question: str, rng: random.Random) -> list[str]:
 
 def _attempt(story: Story, rng: random.Random) -> list[str]:
     """Empty where a near miss left no way on, or a number too large to be said."""
-    known, steps, faulty = given(story), [], False
-    while story.who not in known:
-        ways = ways_on(story, known)
+    amounts, steps, faulty = given(story), [], False
+    while story.who not in amounts:
+        ways = ways_on(story, amounts)
         if not ways or rng.random() < ASIDE_SHARE:
-            ways = list(conclusions(story, known))
+            ways = list(conclusions(story, amounts))
         miss = None
         if not faulty and rng.random() < MISS_SHARE:
-            miss = near_miss(story, known, rng)
+            miss = near_miss(story, amounts, rng)
         faulty = faulty or miss is not None
         if miss is None and not ways:
             return []
         text, who, number = miss or rng.choice(ways)
         if number not in NUMBERS:
             return []
-        known[who] = number
+        amounts[who] = number
         steps.append(text)
-    return [*steps, f"{ANSWER_PREFIX}{known[story.who]}."]
+    return [*steps, f"{ANSWER_PREFIX}{amounts[story.who]}."]
 
 
-def near_miss(story: Story, known: dict[str, int], rng: random.Random) -> Conclusion | None:
+def near_miss(story: Story, amounts: dict[str, int], rng: random.Random) -> Conclusion | None:
     """A conclusion that does not follow from what is known; None where none was found."""
-    legal = {text for text, _, _ in conclusions(story, known)}
+    legal = {text for text, _, _ in conclusions(story, amounts)}
     for _ in range(TRIES):
-        kind = rng.choice((_misread, _misread, _misquoted, _guessed, _miscounted, _other_thing))
-        drawn = [one for one in kind(story, known, rng) if one[0] not in legal]
-        drawn = [one for one in drawn if one[1] not in known and one[2] in NUMBERS]
-        if drawn:
-            return rng.choice(drawn)
+        kind = rng.choice((_misreads, _misreads, _misquotes, _guesses, _miscounts, _other_things))
+        misses = [miss for miss in kind(story, amounts, rng) if miss[0] not in legal]
+        misses = [miss for miss in misses if miss[1] not in amounts and miss[2] in NUMBERS]
+        if misses:
+            return rng.choice(misses)
     return None
 
 
-def _misread(story: Story, known: dict[str, int], rng: random.Random) -> list[Conclusion]:
+def _misreads(story: Story, amounts: dict[str, int], rng: random.Random) -> list[Conclusion]:
     """From a fact told the other way round, with another's words, or of somebody else."""
     facts = list(story.facts)
     place = rng.choice([i for i, fact in enumerate(facts) if fact.kind != "base"])
-    facts[place] = taken_for(story, facts[place], rng)
-    return list(conclusions(story._replace(facts=tuple(facts)), known))
+    facts[place] = misread_fact(story, facts[place], rng)
+    return list(conclusions(story._replace(facts=tuple(facts)), amounts))
 
 
-def _misquoted(story: Story, known: dict[str, int], rng: random.Random) -> list[Conclusion]:
+def _misquotes(story: Story, amounts: dict[str, int], rng: random.Random) -> list[Conclusion]:
     """From somebody's number quoted wrong."""
-    drawn = list(conclusions(story, known))
-    if not drawn:
+    legal = list(conclusions(story, amounts))
+    if not legal:
         return []
-    text, who, _ = rng.choice(drawn)
-    return [one for one in conclusions(story, misquoted(known, text, rng)) if one[1] == who]
+    text, who, _ = rng.choice(legal)
+    return [miss for miss in conclusions(story, misquote(amounts, text, rng)) if miss[1] == who]
 
 
-def _guessed(story: Story, known: dict[str, int], rng: random.Random) -> list[Conclusion]:
+def _guesses(story: Story, amounts: dict[str, int], rng: random.Random) -> list[Conclusion]:
     """From a number that is not known yet, as if it were another's."""
-    people = {other for fact in story.facts for other in fact.others} - known.keys()
-    if not people or not known:
+    people = {other for fact in story.facts for other in fact.others} - amounts.keys()
+    if not people or not amounts:
         return []
-    heard = known | {rng.choice(sorted(people)): rng.choice(list(known.values()))}
-    return list(conclusions(story, heard))
+    wrong_amounts = amounts | {rng.choice(sorted(people)): rng.choice(list(amounts.values()))}
+    return list(conclusions(story, wrong_amounts))
 
 
-def _miscounted(story: Story, known: dict[str, int], rng: random.Random) -> list[Conclusion]:
+def _miscounts(story: Story, amounts: dict[str, int], rng: random.Random) -> list[Conclusion]:
     """With a sum that comes out wrong."""
     off = rng.choice(OFF_BY)
     return [
         (_with_result(text, number, number + off), who, number + off)
-        for text, who, number in conclusions(story, known)
+        for text, who, number in conclusions(story, amounts)
     ]
 
 
@@ -109,10 +109,10 @@ def _with_result(text: str, right: int, claimed: int) -> str:
     return f"{head}= {claimed}{end}"
 
 
-def _other_thing(story: Story, known: dict[str, int], rng: random.Random) -> list[Conclusion]:
+def _other_things(story: Story, amounts: dict[str, int], rng: random.Random) -> list[Conclusion]:
     """About other things than those asked for."""
-    other = rng.choice([thing for thing in THINGS if thing != story.thing])
+    other_thing = rng.choice([thing for thing in THINGS if thing != story.thing])
     return [
-        (text.replace(story.thing, other), who, number)
-        for text, who, number in conclusions(story, known)
+        (text.replace(story.thing, other_thing), who, number)
+        for text, who, number in conclusions(story, amounts)
     ]

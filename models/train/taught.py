@@ -29,7 +29,7 @@ def taught(
     slipped: bool,
 ) -> Labelled:
     """A teacher's derivation, right or with one slip in it."""
-    steps = _slipped(task, question, rng) if slipped else task.solve(question, rng)
+    steps = _derivation_with_slip(task, question, rng) if slipped else task.solve(question, rng)
     return label(tokenizer, task, question, tokenizer.encode(STEP_BREAK.join(steps) + END))
 
 
@@ -39,7 +39,7 @@ def lesson(tokenizer: PreTrainedTokenizerBase, task: Task, rng: random.Random) -
     return taught(tokenizer, task, question, rng, slipped=rng.random() < SLIPPED_SHARE)
 
 
-def _slipped(task: Task, question: str, rng: random.Random) -> list[str]:
+def _derivation_with_slip(task: Task, question: str, rng: random.Random) -> list[str]:
     """A derivation with a number gone wrong, carried on or not, or of a story misread."""
     kind = rng.random() if task.name == "wordproblem" else 1.0
     if kind < CARELESS_SHARE:

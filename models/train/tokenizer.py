@@ -41,8 +41,8 @@ def texts() -> Iterator[str]:
     """The corpus, and every number often enough to become one token with and without a space."""
     rng = random.Random(SEED)
     for _ in range(EXAMPLES):
-        drawn = example(rng, MIXTURE)
-        yield f"{drawn.user}\n\n{drawn.reply}"
+        dialogue = example(rng, MIXTURE)
+        yield f"{dialogue.user}\n\n{dialogue.reply}"
     for _ in range(NUMBER_WEIGHT):
         yield "\n\n".join(f"{number} {number}" for number in NUMBERS)
         yield "\n\n".join(SYSTEM_MESSAGES)
@@ -67,7 +67,7 @@ def train() -> PreTrainedTokenizerFast:
     tokenizer.train_from_iterator(texts(), trainer)
     spare = -tokenizer.get_vocab_size() % ROUND_TO
     tokenizer.add_special_tokens([f"<|reserved_{i}|>" for i in range(spare)])
-    wrapped = PreTrainedTokenizerFast(
+    fast_tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token=PAD,
         eos_token=END,
@@ -75,8 +75,8 @@ def train() -> PreTrainedTokenizerFast:
         clean_up_tokenization_spaces=False,
         model_max_length=1024,
     )
-    wrapped.chat_template = CHAT_TEMPLATE
-    return wrapped
+    fast_tokenizer.chat_template = CHAT_TEMPLATE
+    return fast_tokenizer
 
 
 def main() -> None:

@@ -25,25 +25,25 @@ FOOLED, TRUSTED, OTHERS = 6, 3, 5
 """Leaves a tree: wrong ones by falling reward, right ones by falling reward, at random."""
 
 
-def chosen(rows: list[tuple[float, Labelled]], rng: random.Random) -> list[Labelled]:
+def instructive(rows: list[tuple[float, Labelled]], rng: random.Random) -> list[Labelled]:
     """The leaves that teach most: trusted though wrong, trusted and right, and some others."""
     ranked = sorted(rows, key=lambda row: -row[0])
     wrong = [row for _, row in ranked if not row.labels[-1]][:FOOLED]
     right = [row for _, row in ranked if row.labels[-1]][:TRUSTED]
-    taken = [*wrong, *right]
-    others = [row for _, row in ranked if not any(row is other for other in taken)]
-    return [*taken, *rng.sample(others, min(OTHERS, len(others)))]
+    top_rows = [*wrong, *right]
+    others = [row for _, row in ranked if not any(row is top_row for top_row in top_rows)]
+    return [*top_rows, *rng.sample(others, min(OTHERS, len(others)))]
 
 
 def leaves_of(tree: Tree) -> Iterator[Node]:
     """Every node that nothing was drawn below and that was scored, one for equal steps."""
-    seen: set[tuple[tuple[int, ...], ...]] = set()
+    paths: set[tuple[tuple[int, ...], ...]] = set()
     for node in tree.nodes[1:]:
         if node.children or node.reward is None:
             continue
         key = tuple(step.tokens for step in tree.chain(node.id))
-        if key not in seen:
-            seen.add(key)
+        if key not in paths:
+            paths.add(key)
             yield node
 
 
@@ -57,7 +57,7 @@ def rows_of(
         steps = [list(node.tokens) for node in tree.chain(leaf.id)]
         row = label_steps(tokenizer, task, document["question"], steps)
         rows.append((leaf.reward or 0.0, row))
-    return chosen(rows, rng)
+    return instructive(rows, rng)
 
 
 def main() -> None:

@@ -89,14 +89,14 @@ class Adaptive:
         if places <= 0:
             return None
         if depth is None:
-            fresh = places - len(self._candidates(tree, 1))
-            if fresh > 0:
-                return Round({ROOT: fresh})
+            new_places = places - len(self._candidates(tree, 1))
+            if new_places > 0:
+                return Round({ROOT: new_places})
         candidates = self._candidates(tree, depth or 1)
         if not candidates:
             return None
-        dealt = self.tree_search.deal(tree, candidates, places)
-        return Round(dealt.expand, tuple(node for node in dealt.prune if not tree[node].children))
+        level = self.tree_search.deal(tree, candidates, places)
+        return Round(level.expand, tuple(node for node in level.prune if not tree[node].children))
 
     def _candidates(self, tree: Tree, depth: int) -> list[Node]:
         """The open leaves and the chains' open steps at a depth, in id order."""
@@ -104,8 +104,8 @@ class Adaptive:
 
     def _places(self, tree: Tree) -> int:
         """Trajectories that the tree is still to finish."""
-        ended = sum(self._in_chain(node) for node in tree.finished())
-        return remaining(tree, self.width) - (self.chains - ended)
+        finished_chains = sum(self._in_chain(node) for node in tree.finished())
+        return remaining(tree, self.width) - (self.chains - finished_chains)
 
     def _depth(self, tree: Tree) -> int | None:
         """The depth of the tree's last level; None as long as there are chains alone."""

@@ -36,5 +36,5 @@ class Beam(LevelPolicy):
         ranked: dict[int, int] = {}
         for leaf in by_reward(leaves, "beam"):
             ranked.setdefault(leaf.first if self.filter_duplicates else leaf.id, leaf.id)
-        kept = list(ranked.values())[: min(self.beams, spend)]
-        return Round.of(leaves, share_evenly(spend, kept))
+        beams = list(ranked.values())[: min(self.beams, spend)]
+        return Round.of(leaves, share_evenly(spend, beams))

@@ -66,9 +66,9 @@ class BestFirst(ExpansionBudget):
         slots, width = self.room(tree)
         if slots <= 0 or width <= 0 or self._satisfied(tree):
             return None
-        chosen = self._going_on(tree)[:slots]
-        chosen += self._explored(tree, visits, chosen)[: slots - len(chosen)]
-        return Round(hand_out(chosen, self.branch, width))
+        nodes = self._going_on(tree)[:slots]
+        nodes += self._explored(tree, visits, nodes)[: slots - len(nodes)]
+        return Round(hand_out(nodes, self.branch, width))
 
     def frontier(self, tree: Tree) -> list[Node]:
         """The open leaves; without any, the root."""
@@ -76,8 +76,8 @@ class BestFirst(ExpansionBudget):
 
     def expansion_order(self, tree: Tree) -> list[Node]:
         """The paths that go on, then the leaves worth exploring."""
-        going_on = self._going_on(tree)
-        return going_on + self._explored(tree, self._visits(tree), going_on)
+        path_heads = self._going_on(tree)
+        return path_heads + self._explored(tree, self._visits(tree), path_heads)
 
     def stopped(self, tree: Tree) -> StopReason | None:
         """``answered`` if its answers are good enough, ``width_spent`` if its expansions are."""
@@ -89,16 +89,16 @@ class BestFirst(ExpansionBudget):
         return VisitCounts.of(tree, "best_first", lambda node: node.state is NodeState.FINISHED, 1)
 
     def _satisfied(self, tree: Tree) -> bool:
-        ended = [node.reward or 0.0 for node in tree.finished() if node.finish is Finish.END]
-        if len(ended) < self.enough:
+        rewards = [node.reward or 0.0 for node in tree.finished() if node.finish is Finish.END]
+        if len(rewards) < self.enough:
             return False
-        new = [leaf for leaf in tree.leaves() if leaf.first == leaf.id]
-        return all((leaf.reward or 0.0) <= max(ended) for leaf in new)
+        new_leaves = [leaf for leaf in tree.leaves() if leaf.first == leaf.id]
+        return all((leaf.reward or 0.0) <= max(rewards) for leaf in new_leaves)
 
     def _going_on(self, tree: Tree) -> list[Node]:
         """The heads of paths that are worth following, the best first."""
-        followed = [node.reward or 0.0 for node in tree.nodes[1:] if node.children]
-        mean = fsum(followed) / len(followed) if followed else 0.0
+        rewards = [node.reward or 0.0 for node in tree.nodes[1:] if node.children]
+        mean = fsum(rewards) / len(rewards) if rewards else 0.0
         return [head for head in heads(tree, self.branch) if self._worth(tree, head, mean)]
 
     def _worth(self, tree: Tree, head: Node, mean: float) -> bool:
@@ -106,10 +106,10 @@ class BestFirst(ExpansionBudget):
         share = self.early_stop if leads(tree, tree[head.parent]) else self.deep_seek
         return (head.reward or 0.0) >= share * mean - ROUNDING
 
-    def _explored(self, tree: Tree, visits: VisitCounts, chosen: list[Node]) -> list[Node]:
-        """The leaves that are not ``chosen`` yet: new ones first, then by the formula above."""
-        chosen_ids = {node.id for node in chosen}
-        leaves = [node for node in self.frontier(tree) if node.id not in chosen_ids]
+    def _explored(self, tree: Tree, visits: VisitCounts, path_heads: list[Node]) -> list[Node]:
+        """The leaves other than ``path_heads``: new ones first, then by the formula above."""
+        head_ids = {node.id for node in path_heads}
+        leaves = [node for node in self.frontier(tree) if node.id not in head_ids]
         return sorted(
             leaves,
             key=lambda leaf: (leaf.first != leaf.id, -self.score(visits, leaf), leaf.id),

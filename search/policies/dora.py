@@ -76,17 +76,17 @@ class Dora(LevelPolicy):
             exp(((leaf.reward or 0.0) - top) / self.temperature) * unique
             for leaf, unique in zip(ranked, self._uniqueness(ranked), strict=True)
         ]
-        dealt = zip(ranked, quotas(weights, spend), strict=True)
-        shares = {leaf.id: share for leaf, share in dealt}
+        pairs = zip(ranked, quotas(weights, spend), strict=True)
+        shares = {leaf.id: share for leaf, share in pairs}
         if leaves[0].depth <= self.floor_levels:
             shares = with_floor(ranked, shares)
         return Round.of(leaves, shares)
 
     def _uniqueness(self, leaves: Sequence[Node]) -> list[float]:
         """Each leaf's share of its direction, in (0, 1]."""
-        alike = Counter(leaf.tokens for leaf in leaves)
-        if not self.embedded or len(alike) == 1:
-            return [1 / alike[leaf.tokens] for leaf in leaves]
+        counts = Counter(leaf.tokens for leaf in leaves)
+        if not self.embedded or len(counts) == 1:
+            return [1 / counts[leaf.tokens] for leaf in leaves]
         vectors = []
         for leaf in leaves:
             if leaf.embedding is None:

@@ -57,8 +57,8 @@ class Dvts(LevelPolicy):
         subtrees die, so that nobody's end moves below what it has finished.
         """
         shares = self._shares()
-        left = sum(shares[i] - finished[i] for i in shares if i not in living)
-        each, more = divmod(left, len(living))
+        remainder = sum(shares[i] - finished[i] for i in shares if i not in living)
+        each, more = divmod(remainder, len(living))
         return {i: shares[i] + each + (n < more) for n, i in enumerate(living)}
 
     def _shares(self) -> dict[int, int]:

@@ -85,10 +85,10 @@ class Ets(LevelPolicy):
     def share(self, tree: Tree, leaves: list[Node], spend: int) -> Round:
         """The leaves worth keeping, by their rewards."""
         ranked = by_reward(leaves, "ets")
-        kept = self._worth_keeping(tree, ranked, spend)
-        leading = [node for node in ranked if kept is None or node.id in kept]
-        shares = children_by_node(leading, spend, self.temperature)
-        return Round.of(leaves, shares, fell_back=kept is None)
+        kept_ids = self._worth_keeping(tree, ranked, spend)
+        kept_leaves = [node for node in ranked if kept_ids is None or node.id in kept_ids]
+        shares = children_by_node(kept_leaves, spend, self.temperature)
+        return Round.of(leaves, shares, fell_back=kept_ids is None)
 
     def _worth_keeping(self, tree: Tree, ranked: Sequence[Node], spend: int) -> set[int] | None:
         """The leaves that the program keeps; None if it was not solved."""

@@ -15,10 +15,10 @@ def with_floor(ranked: Sequence[Node], shares: Mapping[int, int]) -> dict[int, i
     child at a time, from the largest share, of equal ones from the lower leaf; no path gives its
     last child. Where there are fewer children than paths, the better ones have them.
     """
-    dealt = dict(shares)
+    leaf_children = dict(shares)
     children = Counter[int]()
     for leaf in ranked:
-        children[leaf.first] += dealt[leaf.id]
+        children[leaf.first] += leaf_children[leaf.id]
     lowest_first = ranked[::-1]
     for leaf in ranked:
         if children[leaf.first]:
@@ -26,9 +26,9 @@ def with_floor(ranked: Sequence[Node], shares: Mapping[int, int]) -> dict[int, i
         givers = [giver for giver in lowest_first if children[giver.first] > 1]
         if not givers:
             break
-        giver = max(givers, key=lambda giver: dealt[giver.id])
-        dealt[giver.id] -= 1
+        giver = max(givers, key=lambda giver: leaf_children[giver.id])
+        leaf_children[giver.id] -= 1
         children[giver.first] -= 1
-        dealt[leaf.id] += 1
+        leaf_children[leaf.id] += 1
         children[leaf.first] += 1
-    return dealt
+    return leaf_children

@@ -60,8 +60,8 @@ class Mcts(ExpansionBudget):
         if slots <= 0 or width <= 0:
             return None
         may_grow = {node.id for node in self.frontier(tree)}
-        chosen = self._chosen(visits, may_grow, slots)
-        return Round(hand_out(chosen, self.branch, width))
+        nodes = self._round_nodes(visits, may_grow, slots)
+        return Round(hand_out(nodes, self.branch, width))
 
     def frontier(self, tree: Tree) -> list[Node]:
         """The open leaves and what may be expanded again; without any, the root."""
@@ -83,12 +83,12 @@ class Mcts(ExpansionBudget):
         """
         visits = VisitCounts.of(tree, "mcts", lambda _: True)
         may_grow = {node.id for node in self.frontier(tree)}
-        chosen = self._chosen(visits, may_grow, self.parallel)
-        waiting = heads(tree, self.branch)[self.parallel :]
-        may_grow -= {node.id for node in waiting}
+        next_round = self._round_nodes(visits, may_grow, self.parallel)
+        waiting_heads = heads(tree, self.branch)[self.parallel :]
+        may_grow -= {node.id for node in waiting_heads}
         gaps = self._gaps(visits, may_grow)
         rest = sorted(may_grow, key=lambda node: (gaps[node], node))
-        return chosen + waiting + [tree[node] for node in rest]
+        return next_round + waiting_heads + [tree[node] for node in rest]
 
     def stopped(self, tree: Tree) -> StopReason | None:
         """``width_spent`` if its expansions are spent."""
@@ -98,38 +98,38 @@ class Mcts(ExpansionBudget):
         """What it is worth to walk on to ``child``."""
         tree = visits.tree
         parent = tree[child.parent]
-        alike = sum(tree[sibling].tokens == child.tokens for sibling in parent.children)
-        prior = alike / len(parent.children)
+        equal_siblings = sum(tree[sibling].tokens == child.tokens for sibling in parent.children)
+        prior = equal_siblings / len(parent.children)
         reach = sqrt(visits.count[parent.id]) / (1 + visits.count[child.id])
         return visits.mean(child) + self.exploration * prior * reach
 
     def _may_grow(self, node: Node, below: int) -> bool:
         return not node.children or (expansions(node, self.branch) + 1) ** 2 <= below
 
-    def _chosen(self, visits: VisitCounts, may_grow: set[int], slots: int) -> list[Node]:
+    def _round_nodes(self, visits: VisitCounts, may_grow: set[int], slots: int) -> list[Node]:
         """The nodes of a round, taken out of ``may_grow``; each is a visit for the next."""
-        chosen = heads(visits.tree, self.branch)[:slots]
-        for node in chosen:
+        nodes = heads(visits.tree, self.branch)[:slots]
+        for node in nodes:
             may_grow.remove(node.id)
             visits.pass_through(node)
-        while may_grow and len(chosen) < slots:
+        while may_grow and len(nodes) < slots:
             node = self._walk(visits, may_grow)
             may_grow.remove(node.id)
             visits.pass_through(node)
-            chosen.append(node)
-        return chosen
+            nodes.append(node)
+        return nodes
 
     def _gaps(self, visits: VisitCounts, may_grow: set[int]) -> dict[int, float]:
         """For each node on the way to one that may grow, the largest amount by which it or one
         above is worth less than the best of the children beside it that lead there."""
         tree = visits.tree
-        ways = tree.above(tree[node] for node in may_grow)
+        path_ids = tree.above(tree[node] for node in may_grow)
         gaps = {ROOT: 0.0}
-        for node in (ROOT, *sorted(ways)):
+        for node in (ROOT, *sorted(path_ids)):
             values = {
                 child: self.value(visits, tree[child])
                 for child in tree[node].children
-                if child in ways
+                if child in path_ids
             }
             best = max(values.values(), default=0.0)
             gaps |= {child: max(gaps[node], best - value) for child, value in values.items()}
@@ -138,9 +138,9 @@ class Mcts(ExpansionBudget):
     def _walk(self, visits: VisitCounts, may_grow: set[int]) -> Node:
         """From the root to the first node that may grow."""
         tree = visits.tree
-        ways = tree.above(tree[node] for node in may_grow)
+        path_ids = tree.above(tree[node] for node in may_grow)
         node = tree[ROOT]
         while node.id not in may_grow:
-            children = [tree[child] for child in node.children if child in ways]
+            children = [tree[child] for child in node.children if child in path_ids]
             node = min(children, key=lambda child: (-self.value(visits, child), child.id))
         return node

@@ -66,24 +66,24 @@ class ParticleFilter(LevelPolicy):
         odds = [odds_of(reward) for reward in rewards_of(leaves, "particle_filter")]
         if self.ess_threshold == 1.0:
             return odds
-        inherited = self._inherited(tree, leaves[0].depth)
-        logs = [log(o) + inherited[leaf.parent] for o, leaf in zip(odds, leaves, strict=True)]
+        inherited_logs = self._inherited_logs(tree, leaves[0].depth)
+        logs = [log(o) + inherited_logs[leaf.parent] for o, leaf in zip(odds, leaves, strict=True)]
         return shares_of(logs)
 
-    def _inherited(self, tree: Tree, depth: int) -> dict[int, float]:
+    def _inherited_logs(self, tree: Tree, depth: int) -> dict[int, float]:
         """What the leaves at ``depth`` have from their parents: the logarithm of a weight.
 
         Every level above is looked at as it was when it was planned.
         """
-        inherited = {ROOT: 0.0}
+        inherited_logs = {ROOT: 0.0}
         for level in range(1, depth):
-            here = [n for n in tree.nodes if n.depth == level and n.state is not NodeState.FINISHED]
-            leaves = [node for node in here if not node.finish.dies_at_birth]
-            ended = sum(node.depth <= level for node in tree.finished())
-            logs = {n.id: log(odds_of(n.reward or 0.0)) + inherited[n.parent] for n in leaves}
-            drawn = self._resamples(shares_of(list(logs.values())), self.width - ended)
-            inherited = {node: 0.0 if drawn else value for node, value in logs.items()}
-        return inherited
+            pool = [n for n in tree.nodes if n.depth == level and n.state is not NodeState.FINISHED]
+            leaves = [node for node in pool if not node.finish.dies_at_birth]
+            finished = sum(node.depth <= level for node in tree.finished())
+            logs = {n.id: log(odds_of(n.reward or 0.0)) + inherited_logs[n.parent] for n in leaves}
+            resampled = self._resamples(shares_of(list(logs.values())), self.width - finished)
+            inherited_logs = {node: 0.0 if resampled else value for node, value in logs.items()}
+        return inherited_logs
 
     def _resamples(self, weights: Sequence[float], places: int) -> bool:
         """Whether a level with these weights is drawn again, for so many places."""
@@ -106,9 +106,9 @@ def effective_size(weights: Sequence[float]) -> float:
     return round(fsum(weights) ** 2 / fsum(weight * weight for weight in weights), 9)
 
 
-def softened(weights: Sequence[float], left: float) -> list[float]:
-    """The weights to the power 1/t, t = max(1, N / ESS * left); ``left``: in [0, 1]."""
-    temperature = max(1.0, len(weights) / effective_size(weights) * left)
+def softened(weights: Sequence[float], remaining: float) -> list[float]:
+    """The weights to the power 1/t, t = max(1, N / ESS * remaining); ``remaining``: in [0, 1]."""
+    temperature = max(1.0, len(weights) / effective_size(weights) * remaining)
     return [weight ** (1 / temperature) for weight in weights]
 
 

@@ -169,8 +169,8 @@ def share_evenly(total: int, nodes: Sequence[int]) -> dict[int, int]:
     The shares add up to ``total`` exactly; there must not be more nodes than children.
     """
     assert 0 < len(nodes) <= total
-    share, left = divmod(total, len(nodes))
-    return {node: share + (i < left) for i, node in enumerate(nodes)}
+    share, remainder = divmod(total, len(nodes))
+    return {node: share + (i < remainder) for i, node in enumerate(nodes)}
 
 
 def restarts_of(spec: SearchSpec, default: int = 0) -> Restarts | None:

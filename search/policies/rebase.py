@@ -66,11 +66,11 @@ def children_by_mass(
     ranked: Sequence[Node], total: int, temperature: float, mass: float
 ) -> dict[int, int]:
     """As ``children_by_node``, twins taken together: all of a path's children at its lowest id."""
-    drawn = Counter(node.first for node in ranked)
+    counts = Counter(node.first for node in ranked)
     lowest = {node.first: node for node in reversed(ranked)}
     top = ranked[0].reward or 0.0
     weights = {
-        node.id: drawn[first] ** mass * exp(((node.reward or 0.0) - top) / temperature)
+        node.id: counts[first] ** mass * exp(((node.reward or 0.0) - top) / temperature)
         for first, node in lowest.items()
     }
     order = sorted(weights, key=lambda node: (-weights[node], node))

@@ -35,13 +35,13 @@ class TotBfs:
     def plan(self, tree: Tree) -> Round | None:
         """Thoughts for the root, then for the best leaves; the others are given up."""
         leaves = list(tree.leaves())
-        left = remaining(tree, self.width)
-        if not leaves or not left:
+        places = remaining(tree, self.width)
+        if not leaves or not places:
             return None
         ranked = [ROOT] if leaves[0].id == ROOT else [n.id for n in by_reward(leaves, "tot_bfs")]
-        keep = min(self.breadth, -(-left // self.branch))
+        leaf_count = min(self.breadth, -(-places // self.branch))
         expand = {}
-        for node in ranked[:keep]:
-            expand[node] = min(self.branch, left)
-            left -= expand[node]
-        return Round(expand, tuple(sorted(ranked[keep:])))
+        for node in ranked[:leaf_count]:
+            expand[node] = min(self.branch, places)
+            places -= expand[node]
+        return Round(expand, tuple(sorted(ranked[leaf_count:])))

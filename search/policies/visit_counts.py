@@ -32,8 +32,8 @@ class ExpansionBudget:
 
     def room(self, tree: Tree) -> tuple[int, int]:
         """Nodes that the next round may expand, and children that it may give them in all."""
-        left = self.expansions - expansions_below(tree, self.branch)[ROOT]
-        return min(self.parallel, left), remaining(tree, self.width)
+        budget = self.expansions - expansions_below(tree, self.branch)[ROOT]
+        return min(self.parallel, budget), remaining(tree, self.width)
 
 
 @dataclass(slots=True)
@@ -59,8 +59,8 @@ class VisitCounts:
         count, units = [start] * len(tree), [0] * len(tree)
         for node in reversed(tree.nodes[1:]):
             if node.reward is None and node.state is not NodeState.PRUNED:
-                needy = f"policy {policy} needs one a step"
-                raise RewardMissing(f"node {node.id} has no reward; {needy}")
+                need = f"policy {policy} needs one a step"
+                raise RewardMissing(f"node {node.id} has no reward; {need}")
             if counts(node):
                 count[node.id] += 1
                 units[node.id] += round((node.reward or 0.0) * UNITS)
@@ -86,10 +86,10 @@ def expansions(node: Node, branch: int) -> int:
 
 def expansions_below(tree: Tree, branch: int) -> list[int]:
     """Expansions at or below each node, by id."""
-    spent = [expansions(node, branch) for node in tree.nodes]
+    counts = [expansions(node, branch) for node in tree.nodes]
     for node in reversed(tree.nodes[1:]):
-        spent[node.parent] += spent[node.id]
-    return spent
+        counts[node.parent] += counts[node.id]
+    return counts
 
 
 def hand_out(nodes: Iterable[Node], branch: int, width: int) -> Mapping[int, int]:
@@ -116,16 +116,16 @@ def heads(tree: Tree, branch: int) -> list[Node]:
     for node in tree.nodes:
         last = node.children[(expansions(node, branch) - 1) * branch :]
         best = best_of([tree[child] for child in last if tree[child].first == child])
-        grown = any(tree[child].children for child in last)
-        if best is not None and best.state is NodeState.OPEN and not grown:
+        has_grown = any(tree[child].children for child in last)
+        if best is not None and best.state is NodeState.OPEN and not has_grown:
             best_heads.append(best)
     return sorted(best_heads, key=lambda head: (-(head.reward or 0.0), head.id))
 
 
 def best_of(nodes: Sequence[Node]) -> Node | None:
     """The node with the highest reward, the lower id among equals; None if none has a reward."""
-    judged = [node for node in nodes if node.reward is not None]
-    return min(judged, key=lambda node: (-(node.reward or 0.0), node.id), default=None)
+    scored_nodes = [node for node in nodes if node.reward is not None]
+    return min(scored_nodes, key=lambda node: (-(node.reward or 0.0), node.id), default=None)
 
 
 def leads(tree: Tree, node: Node) -> bool:
