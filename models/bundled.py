@@ -1,4 +1,4 @@
-"""The models that come with Hedgerow, by the names that they are served by. One more is one row."""
+"""The bundled models by the names that they are served under. To add one, add a row."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SPRIG_FOLDER = Path(__file__).parent / "sprig"
 class BundledModel:
     """A policy model and what belongs to it; it runs on the embedded engine unless asked otherwise.
 
-    ``policy``: its checkpoint's folder, or what makes that folder at a start and returns it.
+    ``policy``: its checkpoint's folder, or a function that makes the folder and returns it.
     ``profile``, ``reward_format``: names of ``runtime.profiles`` and ``runtime.reward_format``.
     """
 
@@ -25,7 +25,7 @@ class BundledModel:
 
 
 def _smollm2() -> Path:
-    from models.smollm2 import smollm2_folder  # what every start would wait for
+    from models.smollm2 import smollm2_folder  # slow to import, so only on use
 
     return smollm2_folder()
 
@@ -43,8 +43,8 @@ BUNDLED_MODELS: Mapping[str, BundledModel] = {
 
 
 def bundled_name(policy: Path | None) -> str | None:
-    """The bundled model whose policy ``policy`` is: a folder, or a name whose folder is to be made;
-    None for any other checkpoint."""
+    """The name of the bundled model with this policy, given as its folder, or as its name if the
+    folder is made on use; None for any other checkpoint."""
     for name, model in BUNDLED_MODELS.items():
         if policy == (Path(name) if callable(model.policy) else model.policy):
             return name

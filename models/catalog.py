@@ -1,7 +1,7 @@
-"""What is known of public checkpoints, as ``catalog.toml`` has it, and how one is recognised.
+"""Known public checkpoints, listed in ``catalog.toml``, and how a checkpoint is recognised.
 
-A checkpoint is known by its name on the hub (its own, or that of the folder which the hub's tools
-have downloaded it to), by the name that its ``config.json`` remembers, or by its folder's.
+A checkpoint is recognised by its name on the hub (given as such, or read off the folder to which
+the hub's tools downloaded it), by the name in its ``config.json``, or by its folder's name.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class PublicPolicy:
 @dataclass(frozen=True, slots=True)
 class PublicRewardModel:
     """A family of reward models. ``format``: a name of ``runtime.reward_format.REWARD_FORMATS``,
-    which says the tag and the head; ``only``: the class has this one format, whatever the name."""
+    which defines the tag and the head; ``only``: the class alone decides the format."""
 
     names: tuple[str, ...]
     architecture: str
@@ -43,24 +43,24 @@ class PublicRewardModel:
 
 @cache
 def public_policies() -> tuple[PublicPolicy, ...]:
-    """The table's policy models, in its order."""
+    """The catalog's policy models, in its order."""
     return tuple(PublicPolicy(**_row(row)) for row in _catalog()["policy"])
 
 
 @cache
 def public_reward_models() -> tuple[PublicRewardModel, ...]:
-    """The table's reward models, in its order."""
+    """The catalog's reward models, in its order."""
     return tuple(PublicRewardModel(**_row(row)) for row in _catalog()["reward_model"])
 
 
 def public_policy(checkpoint: Path) -> PublicPolicy | None:
-    """What is known of a policy model: a folder, or a name of the hub; None for nothing."""
+    """The catalog's entry for a policy model, a folder or a hub name; None if it has none."""
     names = names_of(checkpoint)
     return next((row for row in public_policies() if _called(names, row.names)), None)
 
 
 def public_reward_model(checkpoint: Path) -> PublicRewardModel | None:
-    """What is known of a reward model, by its name or a class that tells it; None for nothing."""
+    """The catalog's entry for a reward model, by name or decisive class; None if it has none."""
     names, class_name = names_of(checkpoint), architecture(checkpoint)
     rows = public_reward_models()
     by_name = (row for row in rows if _called(names, row.names))
@@ -69,7 +69,7 @@ def public_reward_model(checkpoint: Path) -> PublicRewardModel | None:
 
 
 def hub_name(checkpoint: Path) -> str | None:
-    """The name on the hub: of a folder in the cache of the hub's tools, or of what is not here."""
+    """The hub name of a folder in the hub tools' cache, or of ``owner/name``; else None."""
     parts = checkpoint.parts
     if len(parts) > 2 and parts[-2] == _SNAPSHOTS and parts[-3].startswith("models--"):
         return parts[-3].removeprefix("models--").replace("--", "/", 1)
@@ -77,7 +77,7 @@ def hub_name(checkpoint: Path) -> str | None:
 
 
 def names_of(checkpoint: Path) -> set[str]:
-    """What a checkpoint may be called, in lower case: names with their owner, and without one."""
+    """A checkpoint's possible names in lower case, with and without their owner."""
     origins = {hub_name(checkpoint), str(config_of(checkpoint).get("_name_or_path") or "") or None}
     names = {name.rstrip("/") for name in origins if name}
     short_names = {name.rpartition("/")[2] for name in names}

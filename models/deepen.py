@@ -1,7 +1,7 @@
 """A larger target with the same distribution: `python -m models.deepen SOURCE FOLDER --layers 20`.
 
-Layers are added whose output projections are zero: they cost what layers cost and add exactly
-nothing to the residual stream, so every bit of the logits stays.
+The added layers have zero output projections: they cost as much as other layers and add exactly
+nothing to the residual stream, so the logits stay the same to the last bit.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from safetensors.torch import load_file, save_file
 
 WEIGHTS = "model.safetensors"
 SILENT = ("self_attn.o_proj.", "mlp.down_proj.")
-"""What a layer adds to the stream comes out of these."""
+"""The projections by which a layer adds to the residual stream."""
 
 
 def deepen(source: Path, folder: Path, layers: int) -> None:
-    """Write ``source``, a checkpoint of one safetensors file, with ``layers`` in all to ``folder``.
+    """Write ``source``, a one-file safetensors checkpoint, to ``folder`` with ``layers`` layers.
 
     Raises ValueError for fewer layers than it has.
     """
@@ -46,7 +46,7 @@ def deepen(source: Path, folder: Path, layers: int) -> None:
 
 
 def main() -> None:
-    """Write one."""
+    """Write a deeper checkpoint."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("source", type=Path, help="a checkpoint's folder")
     parser.add_argument("folder", type=Path, help="where the deeper one goes")

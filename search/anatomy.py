@@ -1,8 +1,8 @@
-"""Where a tree's accuracy went: what it covered, how alike its trajectories are, how well its
-rewards order its steps.
+"""Explain a tree's accuracy: how much it explored, how alike its trajectories are, and how well its
+rewards rank its steps.
 
-A *lineage* is a child of the root and what grew below it. Steps are told apart by the whole path:
-twins, nodes with the same steps from the root, count once wherever something is called distinct.
+A *lineage* is a child of the root with all its descendants. Steps are compared by their whole path:
+twins, which are nodes with the same steps from the root, count once wherever it says distinct.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from search.tree import ROOT, NodeState, Tree
 
 
 class JudgedStep(NamedTuple):
-    """A distinct step below right ones: its depth, its reward, and whether it is right too."""
+    """A distinct step below right steps only: its depth, its reward, and whether it is right."""
 
     depth: int
     reward: float
@@ -23,20 +23,20 @@ class JudgedStep(NamedTuple):
 
 
 def distinct_replies(tree: Tree) -> int:
-    """Finished trajectories that no earlier one is a twin of."""
+    """Count the finished trajectories that are no twins of an earlier one."""
     return sum(node.first == node.id for node in tree.finished())
 
 
 def distinct_tokens(tree: Tree) -> int:
-    """Generated tokens, those of twins counted once."""
+    """Count the generated tokens, those of twins once."""
     return sum(len(node.tokens) for node in tree.nodes if node.first == node.id)
 
 
 def lineages_by_depth(tree: Tree) -> list[int]:
-    """Distinct lineages alive at depth 1, 2, ... to the deepest step.
+    """Count the distinct lineages alive at depth 1, 2, ... down to the deepest step.
 
-    A lineage lives at a depth if it has a step there, other than an empty or looping one, or has
-    finished a trajectory above.
+    A lineage is alive at a depth if it has a step there that is neither empty nor a loop, or has
+    finished a trajectory there or above.
     """
     deepest = max((node.depth for node in tree.nodes), default=0)
     alive: list[set[int]] = [set() for _ in range(deepest)]
@@ -54,9 +54,9 @@ def lineages_by_depth(tree: Tree) -> list[int]:
 def step_labels(tree: Tree, check: Callable[[str], Sequence[bool]]) -> dict[int, bool]:
     """Whether each distinct step is right, by the id of its first node.
 
-    ``check``: of the text of a path, whether each of its steps is right and all before it. Paths of
-    which it sees another number of steps than the tree has are left out, as where steps are cut by
-    length; so are dead steps.
+    ``check`` takes the text of a path and says for each step whether it and all before it are
+    right. A path is left out if ``check`` returns another number of verdicts than the path has
+    steps, as happens when steps are cut by length; dead steps are left out too.
     """
     labels: dict[int, bool] = {}
     for node in reversed(tree.nodes[1:]):
@@ -70,7 +70,7 @@ def step_labels(tree: Tree, check: Callable[[str], Sequence[bool]]) -> dict[int,
 
 
 def judged_steps(tree: Tree, labels: Mapping[int, bool]) -> list[JudgedStep]:
-    """The distinct steps that have a reward and a label and stand below right ones alone."""
+    """The distinct steps that have a reward and a label and whose ancestors are all right."""
     return [
         JudgedStep(node.depth, node.reward, labels[node.id])
         for node in tree.nodes[1:]
@@ -81,8 +81,8 @@ def judged_steps(tree: Tree, labels: Mapping[int, bool]) -> list[JudgedStep]:
 
 
 def auc(steps: Sequence[JudgedStep]) -> float | None:
-    """The share of pairs of a right and a wrong step in which the right one has the higher reward,
-    ties as halves; None without such a pair."""
+    """The share of pairs of a right and a wrong step in which the right one has the higher reward;
+    a tie counts as half. None if there is no such pair."""
     wrong = sorted(step.reward for step in steps if not step.right)
     right = [step.reward for step in steps if step.right]
     if not wrong or not right:

@@ -1,4 +1,4 @@
-"""Steps that mean the same, by cosine distance: average-linkage clusters, or soft shares."""
+"""Compare steps by cosine distance of embeddings: average-linkage clusters, or soft shares."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.spatial.distance import squareform
 
 UNITS = 10_000
-"""Embeddings have unit length and whole numbers of 1/UNITS as entries."""
+"""Embeddings have unit length; their entries are whole multiples of 1/UNITS."""
 
 PAPER_THRESHOLD = 0.05
-"""The ETS reference's, made for a sentence encoder."""
+"""The threshold of the ETS reference code, chosen for a sentence encoder."""
 
 THRESHOLDS: Mapping[str, float] = {
     "hidden": 0.05,
@@ -22,13 +22,13 @@ THRESHOLDS: Mapping[str, float] = {
     "encoder": PAPER_THRESHOLD,
     "endpoint": PAPER_THRESHOLD,
 }
-"""The default threshold by what embeds the steps; the first two were chosen on dev questions."""
+"""The default threshold by kind of embedder; the first two were chosen on dev questions."""
 
 
 def rounded(vectors: Sequence[Sequence[float]]) -> list[tuple[float, ...]]:
-    """The vectors at unit length, rounded to 1e-4; one of zeros stays as it is.
+    """Scale the vectors to unit length and round them to 1e-4; a vector of zeros stays unchanged.
 
-    Raises ValueError if they differ in length or hold something that is no finite number.
+    Raises ValueError if they differ in length or have an entry that is not finite.
     """
     sizes = sorted({len(vector) for vector in vectors})
     if len(sizes) != 1:
@@ -47,8 +47,8 @@ def cluster(embeddings: Sequence[tuple[float, ...]], threshold: float) -> list[i
     """The cluster of each embedding, numbered from 0 by first appearance.
 
     Agglomerative, average linkage, cut at cosine distance ``threshold``. Equal embeddings are one
-    point and share a cluster. The embeddings are ``rounded``: their products are then sums of whole
-    numbers, exact in any order.
+    point and share a cluster. The embeddings must come from ``rounded``: their dot products are
+    then sums of whole numbers, exact in any order.
     """
     places: dict[tuple[float, ...], int] = {}
     point = [places.setdefault(embedding, len(places)) for embedding in embeddings]
@@ -61,10 +61,10 @@ def cluster(embeddings: Sequence[tuple[float, ...]], threshold: float) -> list[i
 
 
 def uniqueness(embeddings: Sequence[tuple[float, ...]], temperature: float) -> list[float]:
-    """How little company each embedding has: its own share, in (0, 1], of the softmax of its cosine
-    similarities to all of them, itself included. k equal ones far from all others have 1/k each.
+    """Each embedding's own share, in (0, 1], of the softmax of its cosine similarities to all of
+    them, itself included. k equal ones far from all others have 1/k each.
 
-    The embeddings are ``rounded``; equal ones, and vectors of zeros too, are at similarity 1.
+    The embeddings must come from ``rounded``; equal ones, also of zeros, have similarity 1.
     """
     count = Counter(embeddings)
     points = list(count)

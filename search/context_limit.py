@@ -1,4 +1,4 @@
-"""The longest trajectory: the engine's context, less what the reward model reads with it."""
+"""The limit on a trajectory's length: the engine's context less what scoring adds to the path."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ def policy_needs_rewards(spec: SearchSpec) -> bool:
 
 
 def needs_rewards(spec: SearchSpec) -> bool:
-    """Whether a search as the spec says asks for rewards at all."""
+    """Whether a search by this spec needs rewards, for its policy or for its vote."""
     return policy_needs_rewards(spec) or VOTE_SCORES[vote_name(spec)] is not Scores.NONE
 
 
 def context_for(spec: SearchSpec, engine: Capabilities) -> int:
-    """Most tokens of prompt and reply: the context, less what a reward format reads with them.
+    """Most tokens of prompt and reply together: the context less what a reward format adds to them.
 
-    It follows from the spec and the model alone, and so does the tree.
+    It depends on the spec and the model alone, so the tree does too.
     """
     if not needs_rewards(spec):
         return engine.context_tokens
@@ -32,5 +32,5 @@ def context_for(spec: SearchSpec, engine: Capabilities) -> int:
 
 
 def scored_context(engine: Capabilities) -> int:
-    """Most tokens of a path that the reward model reads, its own tags among them."""
+    """Most tokens that the reward model reads for a path, the tags of its format included."""
     return engine.scored_tokens or engine.context_tokens

@@ -48,13 +48,13 @@ Answers = Mapping[str, Sequence[Node]]
 
 UNCOMPARED = "(answers told apart by their spelling: the deadline came)"
 ABORT_SECONDS = 1.0
-"""For an engine to say that it has let go of a tree whose search failed or was cancelled."""
+"""Most seconds to wait for an engine to abort a tree whose search failed or was cancelled."""
 
 
 async def within(seconds: float | None, work: Awaitable[T]) -> T:
-    """What ``work`` comes to; None: whenever that is. Raises TooLate after so many seconds.
+    """Await ``work`` for at most ``seconds`` (None: no limit). Raises TooLate if it takes longer.
 
-    A coroutine is begun in any case: where no time is left, up to where it has to wait.
+    A coroutine is always started: with 0 seconds it runs up to its first wait.
     """
     timer = asyncio.timeout(seconds)
     try:
@@ -82,17 +82,17 @@ async def search(
 ) -> Outcome:
     """Search for an answer to ``problem`` as ``spec`` says.
 
-    ``tree_id``: unique among the engine's trees. ``answer_of``: a reply's answer in canonical form,
-    or None; ``same_answer``: whether two that are spelled differently are equal (by default none
-    are), asked in a thread. ``clock``: seconds; ``deadline``: a time by it, at which the round
-    under way is dropped whole. ``listen`` hears every event. ``context_tokens``: most tokens of
-    prompt and reply, by default what the engine can hold. ``policy_of``: by default the spec's.
+    ``tree_id``: unique among the engine's trees. ``answer_of``: returns a reply's answer in
+    canonical form, or None; ``same_answer``: whether two answers with different spellings are equal
+    (by default none are), called in a thread. ``clock``: seconds; ``deadline``: a time by it, when
+    the round under way is dropped whole. ``listen`` gets every event. ``context_tokens``: most
+    tokens of prompt and reply, by default the engine's context. ``policy_of``: default: the spec's.
 
-    Same problem, spec and model: same tree, whatever else the engine does, unless the deadline cuts
-    it short. Cancelling the awaiting task ends a search early. The engine's tree is released, or
-    aborted if an error or a cancellation comes through. Nothing is waited for longer than
+    The same problem, spec and model give the same tree, regardless of other searches, unless the
+    deadline cuts it short. Cancelling the awaiting task ends a search early. The engine's tree is
+    released, or aborted after an error or a cancellation. Nothing is awaited for more than
     CLOSING_SECONDS past the deadline: see SearchStats and UNCOMPARED. Raises ValueError (no seed),
-    PrefixTooLong, RewardMissing and whatever other EngineError is raised while the tree grows.
+    PrefixTooLong, RewardMissing and any other EngineError that is raised while the tree grows.
     """
     if spec.seed is None:
         raise ValueError("seed: None; the caller must draw one, an integer from 0 to 2**63 - 1")
@@ -123,7 +123,7 @@ async def search(
 def _policy(
     spec: SearchSpec, capabilities: Capabilities, policy_of: Callable[[SearchSpec], Policy]
 ) -> tuple[Policy, Scores]:
-    """The policy, suited to what the engine can do, and which nodes need a reward."""
+    """Return the policy, fitted to the engine's embedder, and which nodes need a reward."""
     policy = policy_of(spec)
     if isinstance(policy, EmbeddingPolicy):
         policy = policy.suited_to(capabilities.embeds)
@@ -137,7 +137,7 @@ def _policy(
 
 
 def check_rewards(rewards: Sequence[float], expected: int, capabilities: Capabilities) -> None:
-    """Raise RewardMissing unless an engine gave so many rewards in [0, 1]."""
+    """Raise RewardMissing unless an engine gave ``expected`` rewards in [0, 1]."""
     valid = [reward for reward in rewards if 0.0 <= reward <= 1.0]
     if len(valid) != expected:
         engine = f"engine {capabilities.engine} ({dict(capabilities.models)})"
@@ -148,9 +148,9 @@ def check_rewards(rewards: Sequence[float], expected: int, capabilities: Capabil
 
 @dataclass(slots=True)
 class _SearchLoop:
-    """One search under way.
+    """One running search.
 
-    ``classes`` compares answers, ``spelled`` tells them apart by their spelling alone.
+    ``classes`` sorts answers by equality, ``spelled`` by their spelling alone.
     """
 
     problem: Problem
@@ -169,14 +169,14 @@ class _SearchLoop:
     start: float = field(init=False)
 
     def __post_init__(self) -> None:
-        """The clock starts."""
+        """Set up embeddings and counts, and start the clock."""
         compares = isinstance(self.policy, EmbeddingPolicy)
         self.embeddings = Embeddings(self.builder.tree) if compares else None
         self.tally = Tally(LogicalKV(len(self.problem.prompt)), self.policy)
         self.start = self.until.clock()
 
     async def to_the_end(self) -> tuple[StopReason, Counters | None, Answers]:
-        """Grow, then let go of the engine's tree, whatever happens, while answers are compared."""
+        """Grow the tree, then release it while answers are compared; abort it on any exception."""
         try:
             stop = await self.grow()
             return stop, *await asyncio.gather(self.release(), self.voters())
@@ -187,9 +187,9 @@ class _SearchLoop:
             raise
 
     async def release(self) -> Counters | None:
-        """Let go of the engine's tree; what it cost, None if the engine does not say so in time.
+        """Release the engine's tree and return its cost; None if the engine is late or fails.
 
-        The tree is whole: an engine that is lost now costs no answer.
+        The tree is complete by now, so that an engine which fails here costs no answer.
         """
         try:
             return await within(self.until.releasing(), self.engine.release(self.tree_id))
@@ -197,14 +197,14 @@ class _SearchLoop:
             return None
 
     async def grow(self) -> StopReason:
-        """Round after round, until the policy is done, a budget is met or time is up."""
+        """Run rounds until the policy is done, a budget is met or the deadline passes."""
         try:
             return await self.rounds()
         except TooLate:
             return StopReason.DEADLINE
 
     async def rounds(self) -> StopReason:
-        """As ``grow``. Raises TooLate at the deadline; the round under way is dropped whole."""
+        """Do the work of ``grow``. Raises TooLate at the deadline, dropping the round under way."""
         tree = self.builder.tree
         while True:
             await self.embed()
@@ -230,14 +230,14 @@ class _SearchLoop:
                 return StopReason.MAX_TOKENS
 
     def hint(self, plan: Round) -> None:
-        """Begin a round, and tell the engine and who watches its KV."""
+        """Begin a round: send the engine its hint, and listeners the KV events of dead nodes."""
         hint = self.builder.select(plan)
         self.engine.hint(self.tree_id, hint)
         if self.kv_events is not None:
             self.kv_events.dead(self.builder.round, hint.dead)
 
     def tell_kv(self, plan: Round) -> None:
-        """Tell who watches what became of the KV in this round."""
+        """Emit this round's KV events, if there is a listener and the engine reports its KV."""
         if self.kv_events is None or self.kv_moved is None:
             return
         changes = self.kv_moved(self.tree_id)
@@ -247,7 +247,7 @@ class _SearchLoop:
     async def settled(self, plan: Round) -> bool:
         """Whether the finished trajectories have agreed, so that the round is not needed.
 
-        A policy that goes back may in the end grow any node, the root among them.
+        A policy that returns to the root may grow a whole new path from there.
         """
         tree = self.builder.tree
         growing = {leaf.id for leaf in tree.leaves()} - set(plan.prune)
@@ -256,8 +256,8 @@ class _SearchLoop:
         return consensus_met(tree, self.spec, await self.answers(self.until.left()), growing)
 
     async def answers(self, seconds: float | None) -> Answers:
-        """The finished trajectories by answer. Raises TooLate where comparing takes longer; from
-        then on the spelling decides."""
+        """The finished trajectories by answer. Raises TooLate if comparing them takes more than
+        ``seconds``; from then on the spelling decides."""
         classes, tree = self.classes, self.builder.tree
         if not classes.compares:
             return classes.of(tree)
@@ -268,14 +268,14 @@ class _SearchLoop:
             raise
 
     async def voters(self) -> Answers:
-        """The finished trajectories by answer, of which there is one sorting in any case."""
+        """The finished trajectories by answer, sorted by spelling if comparing takes too long."""
         try:
             return await self.answers(self.until.closing())
         except TooLate:
             return self.spelled.of(self.builder.tree)
 
     async def plan(self) -> Round | None:
-        """The policy's next round, timed."""
+        """Ask the policy for its next round, and count the time and the fall-backs."""
         policy, tree = self.policy, self.builder.tree
         reads_answers = isinstance(policy, AnswerPolicy)
         answers = await self.answers(self.until.left()) if reads_answers else {}
@@ -295,7 +295,7 @@ class _SearchLoop:
         return plan
 
     async def embed(self) -> None:
-        """Put the embeddings that the policy will ask for on the nodes. Raises TooLate."""
+        """Put the embeddings that the next plan reads on their nodes. Raises TooLate."""
         if self.embeddings is None or not isinstance(self.policy, EmbeddingPolicy):
             return
         nodes = self.policy.to_embed(self.builder.tree)
@@ -307,14 +307,14 @@ class _SearchLoop:
         self.embeddings.store(nodes)
 
     def asks(self, unknown: Sequence[Trajectory]) -> bool:
-        """Whether there is anything to embed.
+        """Whether to call the embedder: there is something to embed, and it has not failed yet.
 
-        An embedder that has failed is not asked again: the search would wait for it every round.
+        After a failure it is not called again, as the search would wait for it in every round.
         """
         return bool(unknown) and self.tally.embedder_fault is None
 
     async def learn(self, unknown: Sequence[Trajectory], embeddings: Embeddings) -> None:
-        """Have steps embedded, or note why they are not."""
+        """Embed steps, or record why the embedder failed."""
         try:
             vectors = await self.engine.embed(self.tree_id, self.problem.prompt, unknown)
             embeddings.take(unknown, vectors)
@@ -322,8 +322,8 @@ class _SearchLoop:
             self.tally.embedder_fault = str(error)
 
     async def expand(self, plan: Round) -> tuple[list[PendingNode], dict[int, float]]:
-        """A round's steps and rewards. A policy that has compared steps will compare these: they
-        are embedded while they are scored."""
+        """Return a round's steps and rewards. Once the policy has compared steps it will compare
+        these too, so they are embedded while they are scored."""
         branches = self.builder.branches(plan)
         steps = await self.engine.expand(self.tree_id, branches, self.builder.sampling)
         pending = self.builder.pending(branches, steps)
@@ -337,7 +337,7 @@ class _SearchLoop:
         return pending, await self.score(pending)
 
     async def score(self, pending: Sequence[PendingNode]) -> dict[int, float]:
-        """Rewards by node id, unrounded; one for each distinct path that needs one."""
+        """Score each distinct path that needs a reward. Returns unrounded rewards by node id."""
         paths = self.builder.to_score(pending)
         if not paths:
             return {}
@@ -353,12 +353,12 @@ class _SearchLoop:
         answers: Answers,
         emit: Callable[[Event], None],
     ) -> Outcome:
-        """Hold the vote and sum up."""
+        """Hold the vote, emit the last event and return the outcome."""
         tree = self.builder.tree
         ballot = hold_vote(tree, vote_name(self.spec), answers)
         if ballot.chosen is None and stop in (StopReason.MAX_TOKENS, StopReason.KV):
             ballot = cut_short(tree)
-        if self.classes is self.spelled:  # what time has changed is told as such
+        if self.classes is self.spelled:  # say that the deadline changed the vote
             stop, ballot = StopReason.DEADLINE, replace(ballot, rule=f"{ballot.rule} {UNCOMPARED}")
         text = "" if ballot.chosen is None else tree.text(ballot.chosen)
         digest = tree_digest(tree, ballot.answer)

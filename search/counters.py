@@ -1,8 +1,8 @@
-"""What is counted of a search's work, and of an engine's: one declaration a counter.
+"""Counters of a search's work and of an engine's, each declared once.
 
-A counter is declared here and counted where the work is done. How several of them are added up, the
-``engine`` part of a reply's stats, the engine's totals and its Prometheus series follow from the
-declaration.
+A counter is declared here and incremented where the work is done. The rule for adding up several
+searches, the ``engine`` part of a reply's stats, the engine's totals and its Prometheus series
+follow from the declaration.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ C = TypeVar("C", bound="Counters")
 
 
 def counter(help: str, *, zero: float = 0, maximum: bool = False, metric: str | None = "") -> Any:
-    """A field that counts.
+    """Declare a counter as a dataclass field.
 
-    ``help`` is one sentence for an operator. Several of them add up, or give the highest if it is a
-    ``maximum``. ``metric``: its series' name without ``hedgerow_`` and ``_total``, the field's own
-    if empty; None if no series shows it by itself.
+    ``help`` is one sentence for an operator. Values of several searches are added, or the highest
+    is taken if ``maximum``. ``metric``: the series' name without ``hedgerow_`` and ``_total``, the
+    field's name if empty; None if the counter has no series of its own.
     """
     metadata = {"help": help, "maximum": maximum, "metric": metric}
     return field(default=zero, metadata=metadata)
@@ -29,7 +29,7 @@ def counter(help: str, *, zero: float = 0, maximum: bool = False, metric: str | 
 
 @dataclass(slots=True)
 class Counters:
-    """What a search has cost its engine, or several searches together.
+    """The cost of a search to its engine, or of several searches together.
 
     Work that the search dropped counts too.
     """
@@ -80,11 +80,11 @@ class Counters:
     )
 
     def __add__(self: C, other: Counters) -> C:
-        """Both together; ``other`` has at least this one's fields."""
+        """The sum of both; ``other`` needs at least this one's fields."""
         return combined(type(self), (self, other))
 
     def __sub__(self: C, other: Counters) -> C:
-        """Without what was counted in ``other``; a maximum stays."""
+        """Subtract the counts of ``other``; maxima stay as they are."""
         return replace(
             self,
             **{
@@ -97,7 +97,7 @@ class Counters:
 
 @dataclass(slots=True)
 class EngineCounters(Counters):
-    """All searches of an engine together, and what only the engine as a whole counts."""
+    """The sums over all searches of an engine, and the counters of the engine as a whole."""
 
     verdicts: int = counter("Verdicts that a judge gave.")
     evicted_tokens: int = counter("Tokens evicted from the policy's KV.", metric=None)
@@ -119,7 +119,7 @@ class EngineCounters(Counters):
 
     @classmethod
     def of(cls, searches: Counters, **values: float) -> EngineCounters:
-        """The sums of all searches, with or instead of them ``values`` by name."""
+        """Start from the sums of all searches; ``values`` add counters by name or replace sums."""
         sums: dict[str, Any] = {n: getattr(searches, n) for n, _ in _rules(type(searches))}
         sums |= values
         return cls(**sums)
@@ -127,9 +127,9 @@ class EngineCounters(Counters):
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """The engine's KV by now, in tokens of the policy and of the reward model.
+    """The engine's KV at this moment, in tokens of the policy and of the reward model.
 
-    ``active``: held for trees in flight. ``cached``: evictable prefixes without a holder.
+    ``active``: held for trees in flight. ``cached``: evictable prefixes that no tree holds.
     ``running`` and ``waiting`` count branches. ``totals``: counted since the engine started.
     """
 
@@ -147,7 +147,7 @@ class Usage:
 
 
 def combined(kind: type[C], parts: Iterable[Counters]) -> C:
-    """All of ``several`` together, each field by its rule."""
+    """Combine ``parts`` field by field: the sum, or the highest value if it is a maximum."""
     rules = _rules(kind)
     columns = zip(*map(_values(kind), parts), strict=True)
     sums = (max(c) if maximum else sum(c) for (_, maximum), c in zip(rules, columns, strict=False))
@@ -156,11 +156,11 @@ def combined(kind: type[C], parts: Iterable[Counters]) -> C:
 
 @cache
 def _rules(kind: type[Counters]) -> tuple[tuple[str, bool], ...]:
-    """Each field's name, and whether it is a maximum: engines add up counters with each answer."""
+    """Each field's name and whether it is a maximum; cached, as engines add counters often."""
     return tuple((entry.name, entry.metadata["maximum"]) for entry in fields(kind))
 
 
 @cache
 def _values(kind: type[Counters]) -> Callable[[Counters], tuple[float, ...]]:
-    """What gives the values of all fields."""
+    """A function that returns the values of all fields."""
     return attrgetter(*(name for name, _ in _rules(kind)))

@@ -11,7 +11,7 @@ from search.tree import Node, Tree
 
 
 class Embeddings:
-    """What is known of the steps of one tree. Steps are distinct by their token ids."""
+    """The vectors of the steps of one tree, by token ids: equal steps share one."""
 
     def __init__(self, tree: Tree) -> None:
         self._tree = tree
@@ -23,7 +23,7 @@ class Embeddings:
         return not self._vectors
 
     def unknown(self, nodes: Iterable[Node]) -> list[Trajectory]:
-        """The paths to embed the last step of: each distinct new step once, by its first node."""
+        """Paths whose last step has no vector yet: each distinct step once, by its first node."""
         first: dict[tuple[int, ...], Node] = {}
         for node in nodes:
             if node.tokens not in self._vectors:
@@ -31,13 +31,13 @@ class Embeddings:
         return [self._trajectory(node) for node in first.values()]
 
     def new(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-        """Those of the paths whose last step is not known."""
+        """The paths whose last step has no vector yet."""
         return [t for t in trajectories if t.steps[-1] not in self._vectors]
 
     def take(self, trajectories: Sequence[Trajectory], vectors: Sequence[Sequence[float]]) -> None:
-        """Note the vectors of ``unknown`` paths, rounded.
+        """Store the vectors of the paths' last steps, rounded.
 
-        Raises EmbeddingMissing if they are unfit, one by one or beside those of earlier steps.
+        Raises EmbeddingMissing for a wrong number of vectors, unfit entries or differing sizes.
         """
         if len(vectors) != len(trajectories):
             counts = f"{len(vectors)} embeddings for {len(trajectories)} steps"
@@ -53,7 +53,7 @@ class Embeddings:
             self._vectors[trajectory.steps[-1]] = vector
 
     def store(self, nodes: Iterable[Node]) -> None:
-        """Put the known vectors on the nodes."""
+        """Set the nodes' embeddings, to None where the step has no vector."""
         for node in nodes:
             node.embedding = self._vectors.get(node.tokens)
 

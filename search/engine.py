@@ -1,4 +1,4 @@
-"""What the search needs of an engine. Engines implement it in ``runtime``; nothing here runs.
+"""The interface that a search needs of an engine. ``runtime`` implements it; nothing here runs.
 
 An engine owns one KV cache for all trees of all requests. The search names prefixes by token ids
 and nodes by (tree, id); it never says what to cache, it only hints.
@@ -17,14 +17,14 @@ from search.tree import Finish, step_seed
 
 @dataclass(frozen=True, slots=True)
 class LogitsParams:
-    """What changes the odds of tokens beside temperature and top-p: vLLM's parameters, as there.
+    """Sampling parameters beside temperature and top-p, with vLLM's names and meanings.
 
-    ``top_k``: so many likeliest tokens are left, all where it is below 1; ``min_p``: those with at
-    least this times the likeliest one's probability. ``logit_bias``: added to the logits of these
-    ids. ``min_tokens``: no end token before so many of the output. ``repetition_penalty`` divides
-    the positive logits of what the prompt and the output hold, and multiplies the negative ones;
-    ``presence_penalty`` is taken off what the output holds, ``frequency_penalty`` each time. The
-    output is a trajectory's, from its prompt on.
+    ``top_k``: keep this many likeliest tokens, all if below 1; ``min_p``: keep those with at least
+    this share of the likeliest one's probability. ``logit_bias``: added to the logits of these ids.
+    ``min_tokens``: no end token before this many output tokens. ``repetition_penalty`` divides the
+    positive logits of tokens in the prompt or the output, and multiplies the negative ones;
+    ``presence_penalty`` is subtracted once for a token in the output, ``frequency_penalty`` for
+    each of its occurrences. The output is a whole trajectory's, from its prompt on.
     """
 
     top_k: int = 0
@@ -36,7 +36,7 @@ class LogitsParams:
     frequency_penalty: float = 0.0
 
     def asked(self) -> tuple[str, ...]:
-        """The names of those that ask for something."""
+        """The names of the parameters that change the sampling."""
         names = [field.name for field in fields(self) if getattr(self, field.name) != field.default]
         return tuple(name for name in names if name != "top_k" or self.top_k > 0)
 
@@ -52,10 +52,10 @@ class Sampling:
     ``temperature`` 0 is greedy. ``top_p`` in (0, 1] truncates after the temperature. A step ends at
     the first ``stop`` string (kept in the step), at the model's end token, or after
     ``max_step_tokens`` tokens; an empty ``stop`` makes steps of exactly that many tokens.
-    ``logits``: what else changes the odds; ``prompt_tokens``: so many tokens of every prefix are
-    the prompt, the others are output. ``logprobs``: of each token drawn tell its log-probability
-    and those of so many likeliest ones; None: of none. ``grammar``: a JSON schema's canonical
-    text, which the output fits: no token after which it could not, no end before it does.
+    ``logits``: further parameters; ``prompt_tokens``: the prompt's length, the rest of every prefix
+    is output. ``logprobs``: report each drawn token's log-probability and those of this many
+    likeliest ones; None: report none. ``grammar``: the canonical text of a JSON schema that the
+    output must match: no token that rules a match out, and no end before it matches.
     """
 
     temperature: float = 1.0
@@ -68,20 +68,20 @@ class Sampling:
     grammar: str | None = None
 
     def min_tokens_left(self, path: int, most: int) -> int:
-        """How many of the at most ``most`` tokens after ``path`` others may not end the output, by
-        ``logits.min_tokens``."""
+        """After ``path`` tokens of prompt and output, how many of the next ``most`` tokens must not
+        end the output, by ``logits.min_tokens``."""
         return max(0, min(self.logits.min_tokens + self.prompt_tokens - path, most))
 
 
 @dataclass(frozen=True, slots=True)
 class Ahead:
-    """What may be drawn below a branch before a round asks for it, where places are idle.
+    """What an engine may draw below a branch before a round asks for it, if it has idle slots.
 
-    The first ``children`` of the branch's node, the likelier the more of them (``potentials`` in
-    ``search.tree_builder``). ``seed``: the request's; ``path``: the node's, child indices from the
-    root; ``room``: most tokens of the branch's step and its child's together. ``steps``: so many
-    steps will follow, each the first child of the one before, unless that ends the trajectory: what
-    the search asks for whatever rewards say; 0 where that is not so.
+    ``children``: how many first children of the branch's node, more where they are more likely to
+    be needed (``potentials`` in ``search.tree_builder``). ``seed``: the request's; ``path``: the
+    node's, child indices from the root; ``room``: most tokens of the branch's step and its child's
+    together. ``steps``: how many steps are sure to follow, regardless of rewards, each the first
+    child of the one before, until one ends the trajectory; 0 if rewards decide.
     """
 
     seed: int
@@ -91,11 +91,11 @@ class Ahead:
     steps: int = 0
 
     def chain_seeds(self) -> list[int]:
-        """The noise seeds of the steps that will follow."""
+        """The noise seeds of the ``steps`` that are sure to follow."""
         return [step_seed(self.seed, (*self.path, *[0] * n)) for n in range(1, self.steps + 1)]
 
     def child_seed(self, child: int) -> int:
-        """The noise seed that the round will give this child."""
+        """The noise seed that a round will give this child."""
         return step_seed(self.seed, (*self.path, child))
 
 
@@ -106,8 +106,8 @@ class Branch:
     ``parent`` is the node forked from, ``child`` the child's index among its siblings, ``tokens``
     the whole prefix (prompt and steps down to the parent), ``seed`` the child's 64-bit noise
     seed, ``limit`` the most tokens this step may have (at most ``Sampling.max_step_tokens``),
-    ``node`` the id the child gets if it is committed: hints speak of it by this id. ``ahead``:
-    what may follow it; an engine need not look at it.
+    ``node`` the id the child gets if it is committed, by which hints name it. ``ahead``: what
+    may be drawn after it; an engine may ignore it.
     """
 
     parent: int
@@ -120,7 +120,7 @@ class Branch:
 
     @property
     def step(self) -> tuple[int, int]:
-        """The node that it may become, and its parent."""
+        """The id of the node that it may become, and its parent's."""
         return self.node, self.parent
 
     def early_limit(self, length: int, most: int) -> int:
@@ -138,14 +138,14 @@ class Branch:
         return Branch(self.node, child, tokens, seed, limit, -1)
 
     def draws_as(self, other: Branch) -> bool:
-        """Whether it gets the other one's step, by the same sampling."""
+        """Whether both draw the same step, given the same sampling."""
         return (self.seed, self.limit, self.tokens) == (other.seed, other.limit, other.tokens)
 
 
 class TokenLogprob(NamedTuple):
-    """How likely a token was that was drawn, by its natural log-probability, and the likeliest ones
-    there, by falling log-probability, equals by id: all by the model's own distribution, at
-    temperature 1 and before anything changes the odds."""
+    """A drawn token's natural log-probability, and the likeliest tokens in its place by falling
+    log-probability, equal ones by id: all under the model's own distribution, at temperature 1 and
+    before other sampling parameters apply."""
 
     logprob: float
     top: tuple[tuple[int, float], ...]
@@ -153,12 +153,12 @@ class TokenLogprob(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What was drawn for a branch. Fields as on ``search.tree.Node``; finish: STEP, END, LENGTH.
+    """The step drawn for a branch. Fields as on ``search.tree.Node``; finish: STEP, END, LENGTH.
 
-    ``attention``: how much of its due each step of the path, the prompt first and this one last,
-    gets of the attention at its end, in [0, 1]; empty where nobody reads it. ``logprob`` and
-    ``entropy`` are None where the engine does not know them. ``logprobs``: one a token, where the
-    sampling asks for them.
+    ``attention``: for each step of the path, the prompt first and this one last, how much attention
+    it gets at this step's end, in [0, 1], 0.5 being as much as an even spread gives; empty if not
+    measured. ``logprob`` and ``entropy`` are None if the engine does not know them. ``logprobs``:
+    one for each token, if the sampling asks for them.
     """
 
     tokens: tuple[int, ...]
@@ -183,17 +183,17 @@ class Trajectory:
     seed: int = 0
 
     def check_steps(self) -> None:
-        """Raises EngineError unless it has a step and none is empty."""
+        """Raise EngineError if there is no step or an empty one."""
         if not self.steps or not all(self.steps):
             raise EngineError(f"steps: node {self.node} has an empty one or none")
 
 
 @dataclass(frozen=True, slots=True)
 class Hint:
-    """What the KV manager should know. Values by node id in [0, 1]; ids of the same tree.
+    """What a search tells the KV manager about the nodes of one tree, by their ids.
 
-    ``outlook``: leaves that may be expanded later, in the order in which the search would turn to
-    them if no reward changed; empty if it cannot say.
+    ``values``: new rewards, in [0, 1]. ``active``: nodes about to grow. ``outlook``: leaves that
+    may be expanded later, in the search's order if no reward changed; empty if it has none.
     """
 
     values: Mapping[int, float] = field(default_factory=dict)
@@ -204,11 +204,11 @@ class Hint:
 
 @dataclass(frozen=True, slots=True)
 class KvMoved:
-    """What the KV of one tree went through since the last look.
+    """How the KV of one tree changed since the last call.
 
-    ``held``: unique tokens that the engine holds for it now, of ``capacity`` in all. ``cached``: of
-    each node that lost KV to make room, or got it back: how many tokens of the path from the
-    prompt's start to the node's end are cached. Nodes that are dead are not spoken of.
+    ``held``: unique tokens that the engine holds for it now, of ``capacity`` in all. ``cached``:
+    for each node that lost KV to make room, or got it back, how many tokens of the path from the
+    prompt's start to the node's end are cached. Dead nodes are left out.
     """
 
     held: int
@@ -216,7 +216,7 @@ class KvMoved:
     cached: Mapping[int, int] = field(default_factory=dict)
 
     def after(self, earlier: KvMoved | None) -> KvMoved:
-        """This one and an earlier one at which nobody has looked."""
+        """Merge with ``earlier`` changes that nobody has read."""
         if earlier is None:
             return self
         return KvMoved(self.held, self.capacity, {**earlier.cached, **self.cached})
@@ -228,11 +228,11 @@ class EngineError(Exception):
     EngineError
      ├─ EngineDown         the engine's process or server is gone; it may come back
      ├─ PrefixTooLong      a prefix and its step do not fit the context or the KV budget
-     ├─ KvFull             all KV is held for searches and none may be given up
+     ├─ KvFull             all KV is held for searches and none may be evicted
      ├─ RewardMissing      a trajectory got no reward; names the format and what it looked for
-     ├─ VerifierFailed     the operator's verifier gave no numbers of use, or none in time
-     ├─ EmbeddingMissing   the embedder gave no vectors of use; what is drawn and scored is well
-     └─ CallFault          the engine failed at this call and let go of its tree; others go on
+     ├─ VerifierFailed     the operator's verifier gave no usable numbers, or none in time
+     ├─ EmbeddingMissing   the embedder gave no usable vectors; drawing and scoring still work
+     └─ CallFault          the engine failed at this call and released its tree; others go on
     """
 
 
@@ -241,7 +241,7 @@ class EngineDown(EngineError):
 
 
 class KvFull(EngineError):
-    """All KV is held for searches and none may be given up; the tree has lost its own."""
+    """All KV is held for searches and none may be evicted; the tree has lost its own."""
 
 
 class PrefixTooLong(EngineError):
@@ -253,38 +253,38 @@ class RewardMissing(EngineError):
 
 
 class VerifierFailed(EngineError):
-    """The operator's verifier gave no numbers of use, or none in time."""
+    """The operator's verifier gave no usable numbers, or none in time."""
 
 
 class EmbeddingMissing(EngineError):
-    """The embedder gave no vectors of use; what is drawn and scored is well."""
+    """The embedder gave no usable vectors; drawing and scoring still work."""
 
 
 class CallFault(EngineError):
-    """The engine failed at this call and let go of its tree; others go on."""
+    """The engine failed at this call and released its tree; other trees go on."""
 
 
 Reproducible = Literal["exact", "seeded", "no"]
-"""``exact``: bit for bit; ``seeded``: but for rounding; ``no``: draws are fresh ones,
-or a verifier may judge a step differently the next time."""
+"""The same seed gives the same tree: ``exact``: bit for bit; ``seeded``: up to rounding; ``no``:
+draws are not seeded, or a verifier may judge a step differently the next time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What an engine can do, said aloud.
+    """What an engine can do.
 
-    ``scores``: it gives rewards; ``outcome``: to finished replies alone, not to steps;
-    ``likelihood``: these are its policy's log-probabilities, which steps drawn elsewhere have not.
-    ``logits_params``: the ``LogitsParams`` that it honours over whole trajectories, by name.
-    ``logprobs``: whether it tells those that ``Sampling.logprobs`` asks for; ``grammar``: whether
-    it holds to ``Sampling.grammar``; ``grammar_at_once``: in one call from the prompt on alone.
-    ``exact``: same seed, same tree, bit for bit. ``seeded``: tokens follow from the branches'
-    seeds, up to rounding where the engine is not exact. ``embeds``: what embeds steps (``hidden``,
-    ``lexical``, ``encoder`` or ``endpoint``); None if nothing does. ``score_tokens``: what scoring
-    a path takes of its context beside its own tokens, once and for every step; ``scored_tokens``:
-    that context, 0: ``context_tokens``. ``threads``: of its arithmetic, 0 where they are not its to
-    choose; ``kernel``: what computes attention, empty likewise. ``step_logprobs``: steps have
-    log-probabilities. ``most_temperature``: the highest one that it draws at.
+    ``scores``: it gives rewards; ``outcome``: for finished replies alone, not for steps;
+    ``likelihood``: they are its policy's log-probabilities, which it lacks for steps drawn
+    elsewhere. ``logits_params``: the ``LogitsParams`` that it honours over whole trajectories, by
+    name. ``logprobs``: it reports what ``Sampling.logprobs`` asks for; ``grammar``: it enforces
+    ``Sampling.grammar``; ``grammar_at_once``: but only in one call from the prompt on. ``exact``:
+    same seed, same tree, bit for bit. ``seeded``: tokens follow from the branches' seeds, up to
+    rounding if the engine is not exact. ``embeds``: what embeds steps (``hidden``, ``lexical``,
+    ``encoder`` or ``endpoint``); None if nothing does. ``score_tokens``: the context that scoring
+    takes beside a path's tokens, once and for every step; ``scored_tokens``: the reward model's
+    context, 0: ``context_tokens``. ``threads``: of its arithmetic, 0 if it does not choose them;
+    ``kernel``: what computes attention, empty if it does not choose it. ``step_logprobs``: steps
+    have log-probabilities. ``most_temperature``: the highest temperature that it can sample at.
     """
 
     engine: str
@@ -317,8 +317,8 @@ class Capabilities:
 
 
 class Engine(Protocol):
-    """Draws steps, scores trajectories and keeps their KV. ``tree`` is a caller-chosen unique id;
-    what stands before its last slash names a cache namespace: cached tokens serve their own alone.
+    """Draws steps, scores trajectories and keeps their KV. ``tree`` is a unique id that the
+    caller chooses; the part before its last slash names a cache namespace, which shares no tokens.
 
     All methods may raise EngineError. Cancelling an awaiting caller frees nothing: call ``abort``.
     """
@@ -329,7 +329,7 @@ class Engine(Protocol):
         ...
 
     async def expand(self, tree: str, branches: Sequence[Branch], sampling: Sampling) -> list[Step]:
-        """Draw one step for each branch; results in the order asked, whatever the order run."""
+        """Draw one step for each branch; returned in the order of ``branches``."""
         ...
 
     async def score(
@@ -339,15 +339,15 @@ class Engine(Protocol):
         question: str,
         trajectories: Sequence[Trajectory],
     ) -> list[float]:
-        """One reward in [0, 1] a trajectory, unrounded. ``question`` is the user's own text."""
+        """One unrounded reward in [0, 1] for each trajectory. ``question``: the user's own text."""
         ...
 
     async def embed(
         self, tree: str, prompt: tuple[int, ...], trajectories: Sequence[Trajectory]
     ) -> list[tuple[float, ...]]:
-        """One vector, all of one size, for the last step of each trajectory, read alone.
+        """One vector, all of one size, for the last step of each trajectory, read by itself.
 
-        Raises EmbeddingMissing if the embedder is at fault and nothing else.
+        Raises EmbeddingMissing if only the embedder failed.
         """
         ...
 
@@ -356,15 +356,15 @@ class Engine(Protocol):
         ...
 
     async def release(self, tree: str) -> Counters:
-        """Stop what is under way for a tree, let go of its KV (it may stay cached); its cost."""
+        """Stop all work for a tree, release its KV (it may stay cached) and return its cost."""
         ...
 
     async def abort(self, tree: str) -> None:
-        """Stop everything under way for a tree and let go of its KV."""
+        """Stop all work for a tree and release its KV."""
         ...
 
     async def usage(self) -> Usage:
-        """KV and queues now."""
+        """The current sizes of KV and queues."""
         ...
 
     async def health(self) -> None:
@@ -378,8 +378,8 @@ class Engine(Protocol):
 
 @runtime_checkable
 class TellsKv(Protocol):
-    """An engine that can say what became of a tree's KV, for who watches."""
+    """An engine that reports how a tree's KV changes, for the events of a search."""
 
     def kv_moved(self, tree: str) -> KvMoved | None:
-        """What happened since the last look; None if nothing was said. Never waits or fails."""
+        """The changes since the last call; None if none were reported. Never waits or fails."""
         ...

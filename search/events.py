@@ -1,11 +1,11 @@
-"""Everything that can be watched of a search, in the order in which it is decided.
+"""The events of a search, in the order in which things are decided.
 
-A planned round is reported by ``selected`` and ``pruned``; once its results are whole and in the
-tree, each child in id order by ``expanded``, ``scored`` (if it was), ``finished`` or ``pruned`` (if
-it was born so). A round that a deadline drops has no children to report; nothing is taken back.
+A planned round is reported by ``selected`` and ``pruned``; once all its steps are in the tree, each
+child in id order by ``expanded``, ``scored`` (if it was), ``finished`` or ``pruned`` (if it died at
+birth). A round that a deadline drops has no children to report; no event is taken back.
 
-What became of the engine's KV is told by ``evicted`` and ``rehydrated``, and by one ``kv`` after
-each round, where the engine says so. It follows from memory and company, not from the seed.
+Changes of the engine's KV are reported by ``evicted`` and ``rehydrated``, and by one ``kv`` after
+each round, if the engine reports it. They depend on memory and on other searches, not on the seed.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Selected(Event):
 
 @dataclass(frozen=True, slots=True)
 class Pruned(Event):
-    """``node`` will never be expanded: the policy's choice, or born ``empty`` or as a ``loop``."""
+    """``node`` will never be expanded: pruned by the ``policy``, ``empty``, or a ``loop``."""
 
     name: ClassVar[str] = "pruned"
     round: int
@@ -91,9 +91,9 @@ class Scored(Event):
 
 @dataclass(frozen=True, slots=True)
 class Evicted(Event):
-    """Of the step of ``node`` the engine keeps the KV of ``kept`` tokens, fewer than before.
+    """The engine now keeps the KV of ``kept`` tokens of the step of ``node``, fewer than before.
 
-    ``reason``: ``room`` for others was needed, or the node is ``dead``: nobody may come back to it.
+    ``reason``: ``room`` was needed for others, or the node is ``dead``: it is never used again.
     """
 
     name: ClassVar[str] = "evicted"
@@ -105,7 +105,7 @@ class Evicted(Event):
 
 @dataclass(frozen=True, slots=True)
 class Rehydrated(Event):
-    """KV of the step of ``node`` that was evicted is there again: of ``kept`` tokens by now."""
+    """Evicted KV of the step of ``node`` is back: the engine now keeps ``kept`` of its tokens."""
 
     name: ClassVar[str] = "rehydrated"
     round: int
@@ -140,7 +140,7 @@ class Finished(Event):
 
 @dataclass(frozen=True, slots=True)
 class Answered(Event):
-    """The vote is held: the last event. ``node``: the chosen trajectory, None without one."""
+    """The vote is over: the last event. ``node``: the chosen trajectory, None if there is none."""
 
     name: ClassVar[str] = "answered"
     node: int | None
@@ -152,7 +152,7 @@ class Answered(Event):
 
 
 def grow(tree: Tree, event: Event) -> None:
-    """Do to a tree what the next event tells of."""
+    """Apply the next event to a tree."""
     match event:
         case Expanded():
             tree.add(

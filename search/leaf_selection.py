@@ -1,7 +1,7 @@
-"""Which leaves are worth the KV below which they stand: the ETS paper's integer program.
+"""Choose the leaves that are worth their KV, by the ETS paper's integer program.
 
-Objective (7) over the blocks of a tree: keep a set of blocks that holds with each block the one
-above it, and maximise
+Objective (7) over the blocks of a tree: keep a set of blocks that contains the parent of each of
+its blocks, and maximise
 
     sum of kept leaves' weights / sum of all weights
     - budget_weight * cost of kept blocks / cost of all blocks
@@ -10,13 +10,13 @@ above it, and maximise
 Rows: one for each edge of the tree (a kept child needs its parent: the pairs of ancestor and leaf
 that the paper writes follow from these), one for each cluster (z_k <= sum of y over the blocks that
 hold its leaves; the paper prints it the other way round) and one for "at least one leaf". No row
-says that a kept inner block needs a kept child: dropping one without can only raise the objective,
-so the kept leaves are read off and everything else follows from them.
+says that a kept inner block needs a kept child: dropping one without a kept child can only raise
+the objective, so only the kept leaves are read from a solution.
 
 Coefficients are whole numbers of 1/UNIT, so that solvers with a relative gap of 0 agree on the
 optimum; rows stand in a fixed order; the limit is one of branch-and-bound nodes, never of time.
-Where most of a round's leaves are equal the program is small: then every set of leaf blocks is
-looked at, in a tenth of the time that a solver takes to begin.
+If most of a round's leaves are equal, the program is small: then every set of leaf blocks is
+evaluated, in a tenth of the time that a solver takes to start.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ UNIT = 1_000_000
 """The objective is counted in whole numbers of 1/UNIT."""
 
 NODE_LIMIT = 500
-"""Branch-and-bound nodes a solver may look at; trees of 1,000 nodes take one as a rule."""
+"""Most branch-and-bound nodes of a solver; trees of 1,000 nodes usually take one."""
 
 FEW = 12
-"""Leaf blocks up to which every set of them is looked at."""
+"""Up to this many leaf blocks, every set of them is evaluated."""
 
 # SciPy warns of options that it hands to HiGHS unchecked, such as the number of threads
 warnings.filterwarnings("ignore", "Unrecognized options", RuntimeWarning, "search.leaf_selection")
@@ -70,7 +70,7 @@ class Program:
         budget_weight: float,
         diversity_weight: float,
     ) -> Program:
-        """``weights`` and ``clusters`` (numbered from 0) are the leaves'; no clusters, no bonus."""
+        """Build it from the leaves' ``weights`` and ``clusters`` (from 0; empty: no bonus)."""
         whole, price = sum(weights), sum(blocks.costs)
         gains = [-round(UNIT * budget_weight * cost / price) for cost in blocks.costs]
         for end, weight in zip(blocks.ends, weights, strict=True):
@@ -87,7 +87,7 @@ class Program:
         )
 
     def path(self, block: int) -> Iterator[int]:
-        """A block and those above it, up to the first."""
+        """Yield a block and all its ancestors, up to the first block."""
         while block >= 0:
             yield block
             block = self.above[block]
@@ -100,18 +100,18 @@ class Program:
 
 
 def optimum(program: Program, solver: SolverName, node_limit: int = NODE_LIMIT) -> set[int] | None:
-    """The leaf blocks of an optimum: ``best_set`` if they are FEW, else what ``solve`` finds."""
+    """The leaf blocks of an optimum, by ``best_set`` up to FEW leaf blocks, else by ``solve``."""
     if len(program.leaf_blocks) <= FEW:
         return best_set(program)
     return solve(program, solver, node_limit)
 
 
 def best_set(program: Program) -> set[int]:
-    """The leaf blocks of the best of all sets that are not empty; between equal ones the lower ids.
+    """Evaluate all sets of leaf blocks but the empty one, and return the best; ties: the lower ids.
 
-    A set is a number whose bit i says that the i-th leaf block is in it, and with a leaf block it
-    holds those above it; the lowest number of the best ones is taken. A block is kept by every set
-    with a leaf block at or below it. How blocks are numbered does not matter.
+    A set is a number whose bit i says that the i-th leaf block is in it; with a leaf block it has
+    all leaf blocks above it. Among equally good sets the lowest number wins. A block is kept by
+    every set with a leaf block at or below it. The numbering of the blocks does not matter.
     """
     below = [0] * len(program.above)
     for bit, end in enumerate(program.leaf_blocks):
@@ -136,17 +136,17 @@ def best_set(program: Program) -> set[int]:
 
 
 def solve(program: Program, solver: SolverName, node_limit: int = NODE_LIMIT) -> set[int] | None:
-    """The leaf blocks of an optimum, never none of them.
+    """The leaf blocks of an optimum, at least one.
 
-    None if the solver has not proven one within ``node_limit`` branch-and-bound nodes. Of several
-    optima the solver's first one, which for one version of it is always the same.
+    None if the solver has not proven an optimum within ``node_limit`` branch-and-bound nodes. Of
+    several optima the solver's first, which is always the same for one version of the solver.
     """
     mask = (_highs if solver == "highs" else _cbc)(program, node_limit)
     return None if mask is None else {block for block in program.leaf_blocks if mask[block]}
 
 
 def _highs(program: Program, node_limit: int) -> list[bool] | None:
-    """HiGHS through SciPy, in this process and thread: whether each block is kept."""
+    """Solve by HiGHS through SciPy, in this process and thread: whether each block is kept."""
     blocks, clusters = len(program.above), len(program.members)
     rows = [*_rows(program), [(block, 1) for block in sorted(program.leaf_blocks)]]
     row = np.repeat(np.arange(len(rows)), [len(entries) for entries in rows])
@@ -166,7 +166,7 @@ def _highs(program: Program, node_limit: int) -> list[bool] | None:
 
 
 def _cbc(program: Program, node_limit: int) -> list[bool] | None:
-    """CBC through PuLP, a process of its own with files between: whether each block is kept."""
+    """Solve by CBC through PuLP, in a process of its own: whether each block is kept."""
     problem = pulp.LpProblem("retention", pulp.LpMaximize)
     blocks = [problem.add_variable(f"y{i}", cat="Binary") for i in range(len(program.above))]
     clusters = [problem.add_variable(f"z{k}", 0, 1) for k in range(len(program.members))]

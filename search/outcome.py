@@ -1,4 +1,4 @@
-"""What a search comes back with."""
+"""The outcome of a search."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class AnswerClass:
     """Finished trajectories with the same answer.
 
     ``weight`` is what the vote counted: the sum of last rewards, the number of members, or the best
-    member's score. ``count``: members. ``reply``: the node of the member that speaks for them.
+    member's score. ``count``: members. ``reply``: node id of the member that is the class's reply.
     """
 
     answer: str
@@ -26,14 +26,14 @@ class AnswerClass:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A searched tree and what was made of it.
+    """A searched tree, its answer and its statistics.
 
     ``chosen``: node id of the trajectory whose ``text`` is the reply, None when nothing finished;
-    of an open path when a budget of tokens was met before that; a node above the last dead one when
+    an open path's when a token budget was met before that; the parent of the last dead node when
     every branch died.
     ``answer``: the winning class's, None when no answer could be extracted. ``answers``: all
     classes by falling weight. ``vote``: the rule that was applied, a fall-back included.
-    ``reproducible``: what the engine says of itself.
+    ``reproducible``: as in the engine's ``Capabilities``.
     """
 
     tree: Tree

@@ -1,4 +1,4 @@
-"""Which searches an outcome model can guide: those that compare finished replies alone."""
+"""The searches that an outcome model can guide: those that compare only finished replies."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from search.spec import PolicyName, SearchSpec
 from search.vote import VOTE_SCORES, vote_name
 
 OUTCOME_POLICY: PolicyName = "best_of_n"
-"""What an outcome model is for, where no policy was asked for."""
+"""The default policy with an outcome model, if a request names none."""
 
 
 def outcome_policies() -> list[PolicyName]:
-    """The policies that ask for no reward of a single step."""
+    """The policies that need no rewards of single steps."""
     return [
         name
         for name, policy in POLICIES.items()

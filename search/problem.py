@@ -1,4 +1,4 @@
-"""What a search is asked."""
+"""The problem that a search solves."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What is asked.
+    """A question and its prompt.
 
     ``prompt``: the policy model's token ids, chat template included. ``question``: the user's own
     words, for the reward model. ``delimiter``: what ends a step.

@@ -1,4 +1,4 @@
-"""Trees as training data: what each step's subtree came to, and how much better than its parent's.
+"""Trees as training data: the value of each step, and its advantage over its parent.
 
 The value of a node is the mean return of the finished trajectories at and below it, each counted
 once, and the advantage of a step its value less its parent's: the local advantage of TreeRL
@@ -17,10 +17,10 @@ from search.tree import ROOT, Node, NodeState, Tree
 
 @dataclass(frozen=True, slots=True)
 class RolloutStep:
-    """A node as training sees it; the root is the prompt.
+    """A node with its value and advantage; the root is the prompt.
 
-    ``trajectories``: how many with a known return are at and below it; ``value`` is None where
-    there is none, ``advantage`` also for the root.
+    ``trajectories``: how many with a known return end at or below it; ``value`` is None if there
+    are none, ``advantage`` then and for the root.
     """
 
     node: Node
@@ -30,7 +30,7 @@ class RolloutStep:
 
 
 def final_reward(tree: Tree, node: Node) -> float | None:
-    """A finished trajectory's return where the reward model is all there is: its last reward."""
+    """The return of a finished trajectory by the reward model alone: its last reward."""
     del tree
     return node.reward
 
@@ -38,8 +38,8 @@ def final_reward(tree: Tree, node: Node) -> float | None:
 def rollout_steps(
     tree: Tree, return_of: Callable[[Tree, Node], float | None] = final_reward
 ) -> list[RolloutStep]:
-    """All nodes in id order, the root first. ``return_of``: of a finished trajectory's last node,
-    None if it is not known: such a trajectory counts nowhere."""
+    """All nodes in id order, the root first. ``return_of``: the return of the trajectory that a
+    finished node ends; None: it is not known, and the trajectory is not counted."""
     sums, counts = [0.0] * len(tree), [0] * len(tree)
     for node in reversed(tree.nodes):  # parents have lower ids
         if node.state is NodeState.FINISHED and (reached := return_of(tree, node)) is not None:

@@ -1,4 +1,4 @@
-"""The dials of a search and their ranges, stated once for request schema, CLI, benchmarks."""
+"""The parameters of a search and their ranges, declared once for requests, CLI, benchmarks."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ Penalty = Annotated[float, Field(ge=-2.0, le=2.0)]
 
 
 def _ids_as_numbers(value: Any) -> Any:
-    """JSON's keys are strings."""
+    """Turn keys into token ids: JSON's keys are strings."""
     if not isinstance(value, dict):
         return value
     ids = ((str(key), bias) for key, bias in value.items())
@@ -82,12 +82,12 @@ LogitBias = Annotated[
 
 Consensus = Literal["certain"] | float
 MOST = 2**31 - 1
-"""Tokens of a whole tree: far above what a server lets pass."""
+"""The most tokens of a whole tree that a spec may ask for: far above what a server allows."""
 _CONSENSUS_JSON = Literal["certain"] | Annotated[float, Field(gt=0.5, lt=1.0)] | None
 
 
 def logits_params_of(params: dict[str, Any]) -> LogitsParams:
-    """Parameters as they are sent, as an engine takes them: the bias by rising token id."""
+    """A request's parameters as an engine takes them: the bias is sorted by token id."""
     bias = tuple(sorted(params.get("logit_bias", {}).items()))
     return LogitsParams(**{**params, "logit_bias": bias})
 
@@ -115,7 +115,7 @@ class SearchSpec(BaseModel):
     seed: int | None = Field(
         default=None, ge=0, le=2**63 - 1, json_schema_extra={"maximum": 2**63 - 1024}
     )
-    """The document names the largest one that a double holds, as many clients read numbers."""
+    """The schema's maximum is the largest seed that a double holds, as many clients use doubles."""
     temperature: float = Field(default=1.0, ge=0.0, le=5.0)
     top_p: float = Field(default=1.0, gt=0.0, le=1.0)
     top_k: TopK = Field(default=0, description="as vLLM's; below 1: of all tokens")
@@ -295,13 +295,13 @@ class SearchSpec(BaseModel):
 
     @property
     def logits_params(self) -> LogitsParams:
-        """What changes the odds of tokens beside temperature and top-p."""
+        """The sampling parameters beside temperature and top-p."""
         return logits_params_of({name: getattr(self, name) for name in LOGITS_PARAMS})
 
     @field_validator("*", mode="before")
     @classmethod
     def _whole_number(cls, value: Any) -> Any:
-        """JSON knows one kind of number: 16.0 is an integer."""
+        """Turn whole floats into integers: JSON has one kind of number, so 16.0 is 16."""
         return int(value) if isinstance(value, float) and value.is_integer() else value
 
     @field_validator("consensus", mode="plain", json_schema_input_type=_CONSENSUS_JSON)

@@ -1,7 +1,7 @@
-"""What a search did, in numbers: of its tree, and of the tree's KV, which is counted, cut into
-blocks and reported to who watches.
+"""Statistics of a search: counts of its tree, and of the tree's KV, which is also cut into blocks
+and reported as events.
 
-Nothing here knows an engine's own cache. Equal token prefixes are stored once, so they are counted
+Nothing here looks into an engine's cache. Equal token prefixes are stored once, so they are counted
 once.
 """
 
@@ -22,18 +22,18 @@ from search.tree import ROOT, Node, NodeState, Tree
 class SearchStats:
     """Counts of the committed tree, and times by the caller's clock.
 
-    ``rounds``: rounds whose results were kept. ``nodes``: steps (the root is none). ``expanded``:
+    ``rounds``: rounds whose results were kept. ``nodes``: steps (without the root). ``expanded``:
     nodes with children. ``pruned``, ``finished``: nodes in that state. ``depth``: the deepest
     step's. ``generated_tokens``: of all steps; ``reply_tokens``: of the chosen trajectory.
     ``kv_tokens_total``: unique tokens, prompt included, on the paths of a round's candidates (the
     nodes that may still grow and the trajectories it finished, before the next plan prunes any;
     equal token prefixes once), summed over rounds; ``kv_tokens_peak``: the largest of these. What
     the engine held is ``engine.kv_tokens_peak``. ``policy_seconds``: planning.
-    ``solver_fallbacks``: rounds that the policy planned by its simpler rule since its solver met a
-    limit, ``embedder_fallbacks``: since the embedder failed, with ``embedder_fault`` for a reason.
+    ``solver_fallbacks``: rounds that the policy planned by a simpler rule because its solver met a
+    limit; ``embedder_fallbacks``: because the embedder failed, for the reason ``embedder_fault``.
     ``precise_goodput``: tokens a second, the mean length of the finished trajectories over the mean
-    time at which their rounds ended; 0 where nothing finished. ``engine``: what the tree cost it,
-    dropped work included; all zero where it did not say so in time (``cost_known`` is False then).
+    time at which their rounds ended; 0 if nothing finished. ``engine``: the tree's cost, dropped
+    work included; all zero if the engine did not report it in time (``cost_known`` is False then).
     """
 
     rounds: int
@@ -59,7 +59,7 @@ class SearchStats:
 
 @dataclass(slots=True)
 class Tally:
-    """What has to be noted while the tree grows."""
+    """Numbers that have to be recorded while the tree grows."""
 
     kv: LogicalKV
     policy: Policy
@@ -73,7 +73,7 @@ class Tally:
     finished_after: list[float] = field(default_factory=list)
 
     def round(self, tree: Tree, children: Iterable[Node], seconds: float) -> None:
-        """Note a committed round of ``children``, ``seconds`` after the start."""
+        """Record a committed round of ``children``, ``seconds`` after the start."""
         candidates = {node.id for node in frontier_of(self.policy, tree)}
         for child in children:
             self.kv.add(child)
@@ -125,7 +125,7 @@ def path_length(tree: Tree, node_id: int) -> int:
 
 
 class LogicalKV:
-    """A radix tree over the token paths of a search tree, kept only to count.
+    """A radix tree over the token paths of a search tree, used only for counting.
 
     Its tokens do not depend on how paths are cut into steps: two siblings that begin alike share
     their common beginning, two that are equal share everything.
@@ -140,7 +140,7 @@ class LogicalKV:
         self._end: dict[int, int] = {ROOT: 0}
 
     def add(self, node: Node) -> None:
-        """Take in a node whose parent has been taken in."""
+        """Add a node whose parent was added before."""
         edge, rest = self._end[node.parent], node.tokens
         while rest:
             child = self._below.get((edge, rest[0]))
@@ -171,7 +171,7 @@ class LogicalKV:
         return tuple(self._above), (self._prompt, *lengths)
 
     def end(self, node: int) -> int:
-        """The edge, counted as in ``edges``, in whose last token the path of ``node`` ends."""
+        """The number, as in ``edges``, of the edge whose last token ends the path of ``node``."""
         return self._end[node]
 
     def _hang(self, above: int, edge: tuple[int, ...]) -> int:
@@ -181,7 +181,7 @@ class LogicalKV:
         return len(self._edge) - 1
 
     def _split(self, child: int, offset: int) -> int:
-        """Put a new node ``at`` tokens down the edge of ``child``, which keeps its end."""
+        """Split the edge of ``child`` after ``offset`` tokens; return the new upper part."""
         edge = self._edge[child]
         middle = self._hang(self._above[child], edge[:offset])
         self._edge[child], self._above[child] = edge[offset:], middle
@@ -199,7 +199,7 @@ def _common(a: Sequence[int], b: Sequence[int]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class LeafKvBlocks:
-    """A tree of blocks, whose numbers say nothing: a parent's may be above its child's.
+    """A tree of blocks in any order: a parent's number may be higher than its child's.
 
     ``above``: each block's parent, -1 for the first, which holds the prompt. ``costs``: whole
     numbers. ``ends``: the block in which each leaf ends, by rising leaf id; leaves with the same
@@ -212,7 +212,7 @@ class LeafKvBlocks:
 
 
 def step_blocks(tree: Tree, leaves: Sequence[Node]) -> LeafKvBlocks:
-    """A block a distinct step, each at a cost of 1, as in the ETS paper; the prompt is one too."""
+    """One block of cost 1 for each distinct step, as in the ETS paper, and one for the prompt."""
     parent: dict[int, int] = {}
     for leaf in leaves:
         first = leaf.first
@@ -225,7 +225,7 @@ def step_blocks(tree: Tree, leaves: Sequence[Node]) -> LeafKvBlocks:
 
 
 def token_blocks(tree: Tree, leaves: Sequence[Node]) -> LeafKvBlocks:
-    """A block an edge of the radix tree, which costs its tokens; the prompt costs its own."""
+    """One block for each edge of the radix tree, the prompt included, costing its token count."""
     kv = LogicalKV(len(tree.prompt))
     for node_id in sorted(tree.above(leaves)):
         kv.add(tree[node_id])
@@ -233,7 +233,7 @@ def token_blocks(tree: Tree, leaves: Sequence[Node]) -> LeafKvBlocks:
 
 
 class KvEvents:
-    """Turns what an engine says of paths into events of steps. Whatever is new is held whole."""
+    """Turns an engine's reports on paths into events of steps. A new step counts as wholly kept."""
 
     def __init__(self, tree: Tree, emit: Callable[[Event], None]) -> None:
         self._tree = tree
@@ -243,9 +243,9 @@ class KvEvents:
         self._reported = False
 
     def dead(self, number: int, nodes: Iterable[int]) -> None:
-        """In this round the engine was told that nobody comes back to these nodes.
+        """Emit ``evicted`` for nodes that the engine was told are dead in round ``number``.
 
-        Nothing is said of an engine that has not spoken of its KV.
+        Nothing is emitted before the engine's first report on its KV.
         """
         for node in nodes if self._reported else ():
             if self._kept_tokens.get(node) != 0:
@@ -253,7 +253,7 @@ class KvEvents:
                 self._emit(Evicted(number, node, 0, "dead"))
 
     def round(self, number: int, changes: KvMoved, active: int) -> None:
-        """A round is in the tree; ``active``: unique tokens of the paths it grew from."""
+        """Emit the events of a committed round. ``active``: unique tokens of the paths it grew."""
         self._reported = True
         cached = {**self._unborn, **changes.cached}
         self._unborn = {node: at for node, at in cached.items() if node >= len(self._tree)}
@@ -263,7 +263,7 @@ class KvEvents:
         self._emit(KvHeld(number, active, changes.held - active, changes.capacity))
 
     def _emit_change(self, number: int, id_: int, cached: int) -> None:
-        """``cached``: tokens of the node's whole path."""
+        """Emit what changed for a node, of whose whole path ``cached`` tokens are cached."""
         node, tree = self._tree[id_], self._tree
         above = len(tree.prompt) + path_length(tree, node.parent)
         kept_tokens = min(max(cached - above, 0), len(node.tokens))

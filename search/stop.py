@@ -1,15 +1,15 @@
 """When a search is over, and why: whichever of these is met first.
 
 ``answered``: as many trajectories as the width says have ended by themselves, or as many as a
-policy finds enough, as ``adaptive`` does whose chains agree. ``depth``: nothing is left to expand,
-and a trajectory was cut at ``max_depth``. ``width_spent``: nothing is left to expand, and
-trajectories were cut by their token or context limit, or their last branches died empty or looping;
+policy needs: ``adaptive``, when its chains agree. ``depth``: nothing is left to expand, and a
+trajectory was cut at ``max_depth``. ``width_spent``: nothing is left to expand, and trajectories
+were cut by their token or context limit, or their last branches died empty or looping;
 or a backtracking search has spent its ``expansions``, which bound its breadth as the width does.
 ``max_tokens``: the next child does not fit into ``max_tokens`` generated tokens. ``kv``: the paths
 of the nodes that may still grow hold more than ``max_kv_tokens``, equal prefixes counted once.
 ``deadline``: the time is up; the round under way is dropped. ``consensus``: the answer is settled,
-as ``consensus_met`` says. ``cancelled``: said by whoever cancelled the search; a cancelled one has
-no outcome of its own.
+as ``consensus_met`` says. ``cancelled``: set by the code that cancelled the search; such a search
+has no outcome of its own.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from search.tree import UNITS, Finish, Node, Tree
 from search.vote import CONFIDENCES, VOTE_SCORES, Standing, joined, path_units, standing, vote_name
 
 MEAN_LEAD = Fraction(1, 10**12)
-"""Less than any two means differ by: one that others may come to equal has settled nothing."""
+"""Smaller than any difference of two means: a possible tie must not settle the answer."""
 
 
 def may_end_early(spec: SearchSpec) -> bool:
-    """Whether something beside the policy may end the search between two rounds, so that what is
-    drawn beyond the next one may be for nothing."""
+    """Whether something other than the policy may end the search between two rounds, so that steps
+    drawn beyond the next round may be wasted."""
     cut = (spec.max_tokens, spec.max_kv_tokens, spec.deadline_ms, spec.consensus)
     return any(limit is not None for limit in cut)
 
 
 def budget_met(tree: Tree, spec: SearchSpec, held_tokens: Callable[[], int]) -> StopReason | None:
-    """The logical budget that leaves no room for another round, if one does.
+    """The token or KV budget of the spec that leaves no room for another round, if one does.
 
-    ``held`` counts the tokens of KV that the search needs to go on.
+    ``held_tokens`` counts the KV tokens that the search needs to go on.
     """
     if spec.max_tokens is not None and tree.generated_tokens >= spec.max_tokens:
         return StopReason.MAX_TOKENS
@@ -71,10 +71,10 @@ def consensus_met(
     ``classes``: the finished trajectories by answer. ``growing``: ids of all nodes that this or a
     later round may expand; at least one.
 
-    ``certain``: nothing that is still out can change the answer, at worst if all of it joins one
-    class, old or new, with the best score it can have. (The reply may still come to be another
-    member of the winning class.) A policy finishes at most ``width`` trajectories; where one goes
-    on beyond it, nothing is settled. A number: the least ``posterior`` of the leading class over
+    ``certain``: no trajectory that is still out can change the answer, even if all of them join one
+    class, old or new, with the best score they can have. (The reply may still become another
+    member of the winning class.) A policy finishes at most ``width`` trajectories; once that many
+    have finished, nothing is settled. A number: the least ``posterior`` of the leading class over
     the largest other one.
     """
     out = remaining(tree, spec.width)
@@ -103,7 +103,7 @@ def posterior(first: int, second: int) -> float:
 
 
 def _joined(rival: Standing, rule: VoteName, out: int, best: Fraction) -> Standing:
-    """Where a rival class stands once ``out`` more have joined it with the ``best`` score."""
+    """The standing of a rival class after ``out`` more trajectories of score ``best`` join it."""
     count = rival.members + out
     if rule == "majority":
         return Standing(Fraction(count), count, rival.age)
@@ -113,7 +113,7 @@ def _joined(rival: Standing, rule: VoteName, out: int, best: Fraction) -> Standi
 
 
 def _best_score(tree: Tree, spec: SearchSpec, rule: VoteName, growing: Iterable[int]) -> Fraction:
-    """The best that a trajectory still out can score: every step to come gets reward 1."""
+    """The best score of a trajectory that is still out: every step to come gets reward 1."""
     if VOTE_SCORES[rule] is not Scores.ALL:
         return Fraction(1)
     lead = MEAN_LEAD if rule == "best_mean" else 0
@@ -126,14 +126,14 @@ def _best_score(tree: Tree, spec: SearchSpec, rule: VoteName, growing: Iterable[
 Same = Callable[[str, str], bool]
 """Whether two answers that are spelled differently are equal."""
 CLOSING_SECONDS = 0.1
-"""After the deadline, for answers to be compared, and for an engine to take in an abort."""
+"""Seconds after the deadline for comparing answers, and for an engine to accept an abort."""
 RELEASE_SECONDS = 0.05
-"""After the deadline, for the engine to say what a tree cost: an engine that stands still says
-nothing, and the reply waits for it."""
+"""Seconds after the deadline for the engine to report a tree's cost: short, as the reply waits for
+it even if the engine is stuck."""
 
 
 class TooLate(Exception):
-    """What was waited for was not there in time."""
+    """Something awaited was not ready in time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,25 +144,25 @@ class Deadline:
     at: float | None
 
     def left(self, more: float = 0.0) -> float | None:
-        """Seconds until then, at least 0, and ``more``; None without a deadline."""
+        """Seconds until the deadline, at least 0, plus ``more``; None without a deadline."""
         return None if self.at is None else max(0.0, self.at - self.clock()) + more
 
     def closing(self, most: float | None = None) -> float | None:
-        """Seconds until nothing is waited for any more, but at most so many."""
+        """Seconds until nothing is awaited any more, at most ``most``; None: no limit."""
         bounds = (self.left(CLOSING_SECONDS), most)
         return min((bound for bound in bounds if bound is not None), default=None)
 
     def releasing(self) -> float | None:
-        """Seconds until the engine's word of what a tree cost is waited for no more."""
+        """Seconds to wait for the engine to report a tree's cost; None: no limit."""
         return self.left(RELEASE_SECONDS)
 
     def check(self) -> None:
-        """Raises TooLate from the deadline on."""
+        """Raise TooLate at or after the deadline."""
         if self.at is not None and self.clock() >= self.at:
             raise TooLate
 
     def heed(self, same: Same | None) -> Same | None:
-        """``same``, but TooLate once nobody waits for it: the thread that asks is free then."""
+        """Make ``same`` raise TooLate once nobody waits for it, so that the calling thread ends."""
         at = self.at
         if at is None or same is None:
             return same

@@ -1,4 +1,4 @@
-"""The search tree: the one structure that policies, votes, events and digests are functions of.
+"""The search tree: policies, votes, events and digests are functions of it.
 
 A node is one reasoning step. Token ids are the truth; text is decoded for people and never
 tokenised again. Node 0 is the root: it stands for the prompt and has no step of its own. Every
@@ -47,7 +47,7 @@ class Finish(StrEnum):
 
     @property
     def dies_at_birth(self) -> bool:
-        """Whether nothing may be drawn below such a step, which is no end either."""
+        """Whether the step is dead: it ends no trajectory, and nothing may be drawn below it."""
         return self in (Finish.EMPTY, Finish.LOOP)
 
 
@@ -56,7 +56,7 @@ class Node:
     """One reasoning step.
 
     ``tokens`` are the step's own ids with its delimiter or end token, ``logprob`` the mean natural
-    log-probability a token under the sampling distribution's untempered model, ``entropy`` the
+    log-probability per token under the model's untempered distribution, ``entropy`` the
     Shannon entropy in nats of the distribution at the step's last token (both None where the engine
     does not know them), ``reward`` in [0, 1] rounded to 1e-4 or None where the policy asked for no
     score. ``path`` holds the child indices from the root and names the node's random stream.
@@ -180,7 +180,7 @@ class Tree:
         return self._finished.copy()
 
     def above(self, nodes: Iterable[Node]) -> set[int]:
-        """Ids of the steps on the paths down to ``nodes``, these included; the root is none."""
+        """Ids of the steps on the paths down to ``nodes``, these included, without the root."""
         steps: set[int] = set()
         for node in nodes:
             node_id = node.id
@@ -253,5 +253,5 @@ def node_seed(request_seed: int, purpose: str, path: Sequence[int]) -> int:
 
 
 def step_seed(request_seed: int, path: Sequence[int]) -> int:
-    """The noise seed by which the step of the node at ``path`` is drawn, whenever that is."""
+    """The noise seed for drawing the step of the node at ``path``, whenever it is drawn."""
     return node_seed(request_seed, "step", path)

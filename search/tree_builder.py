@@ -1,4 +1,4 @@
-"""How a planned round becomes branches to expand, and generated steps become nodes."""
+"""Turn a planned round into branches to expand, and generated steps into nodes."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from search.tree import ROOT, Finish, Node, NodeState, Tree, node_seed, round_re
 class PendingNode:
     """A generated step that is not in the tree yet.
 
-    ``finish``: as judged here, not only as drawn. ``duplicate_of``: the first node with the same
-    steps from the root, its own id if there is none.
+    ``finish``: as judged here, which may differ from the step's own. ``duplicate_of``: the first
+    node with the same steps from the root, its own id if there is none.
     """
 
     branch: Branch
@@ -29,15 +29,15 @@ class PendingNode:
 
     @property
     def id(self) -> int:
-        """The node it becomes."""
+        """The id of the node that it becomes."""
         return self.branch.node
 
 
 class TreeBuilder:
-    """One tree while it grows.
+    """Grows one tree.
 
-    Ids are consecutive in the order in which branches are asked for, which is that of parent id and
-    child index; the order in which an engine works them off does not matter.
+    Ids are consecutive in the order of the branches, which is by parent id and child index; the
+    order in which an engine draws them does not matter.
     """
 
     def __init__(
@@ -84,10 +84,10 @@ class TreeBuilder:
         self._dead: set[int] = set()
 
     def select(self, plan: Round) -> Hint:
-        """Begin a round: prune what the plan gives up, and say what the engine should know.
+        """Begin a round: prune the nodes that the plan gives up, and return the engine's hint.
 
         The hint holds the rewards that are new since the last one, the nodes about to grow, and the
-        nodes that died: none that may still grow, itself or below.
+        nodes that died: neither they nor any node below them may still grow.
         """
         self.round += 1
         for node in sorted(plan.expand):
@@ -100,7 +100,7 @@ class TreeBuilder:
     def branches(self, plan: Round) -> list[Branch]:
         """The children to draw, by rising parent id and child index.
 
-        The branching factor that potentials are counted by is the round's mean, rounded up.
+        The branching factor for ``potentials`` is the round's mean, rounded up.
         """
         branches: list[Branch] = []
         nodes = sorted(plan.expand)
@@ -113,9 +113,9 @@ class TreeBuilder:
         return branches
 
     def pending(self, branches: Sequence[Branch], steps: Sequence[Step]) -> list[PendingNode]:
-        """The drawn steps, judged, as many in order as ``max_tokens`` leaves room for.
+        """Judge the drawn steps, and keep the first of them that fit into ``max_tokens``.
 
-        Raises EngineError if the steps are not those asked for.
+        Raises EngineError for a wrong number of steps, or a step of a wrong length.
         """
         if len(steps) != len(branches):
             raise EngineError(f"engine: drew {len(steps)} steps for {len(branches)} branches")
@@ -144,7 +144,7 @@ class TreeBuilder:
         ]
 
     def to_compare(self, pending: Sequence[PendingNode]) -> list[Trajectory]:
-        """The paths that may grow, of each distinct last step one; none if all say the same."""
+        """One path that may grow for each distinct last step; none if there is only one of them."""
         first: dict[tuple[int, ...], PendingNode] = {}
         for node in pending:
             if node.finish in (Finish.STEP, Finish.LENGTH):
@@ -152,7 +152,7 @@ class TreeBuilder:
         return [self._trajectory(node) for node in first.values()] if len(first) > 1 else []
 
     def commit(self, pending: Sequence[PendingNode], rewards: dict[int, float]) -> list[Node]:
-        """Put a round into the tree; ``rewards`` by the ids asked for, unrounded."""
+        """Add a round to the tree; ``rewards``: unrounded, by the ids of ``to_score``."""
         nodes = []
         for pending_node in pending:
             step = pending_node.step
@@ -203,10 +203,10 @@ class TreeBuilder:
         return branches
 
     def _judge(self, branch: Branch, step: Step) -> Finish:
-        """How a step really ended: a delimited one may be empty or a loop, any open one the last.
+        """How a step really ended: a delimited one may be empty or a loop; any may hit a limit.
 
-        Steps cut by length are neither empty nor loops: they are pieces, not thoughts. With
-        ``ignore_eos`` a step that the model ended is such a piece.
+        Steps cut by length are neither empty nor loops, as they are only pieces of thoughts. With
+        ``ignore_eos`` a step that the model ended is treated as such a piece.
         """
         if step.finish is Finish.END and not self._ignore_eos:
             return Finish.END
@@ -260,7 +260,7 @@ class TreeBuilder:
 
 
 def potentials(rewards: Sequence[float | None], branching: int) -> list[int]:
-    """The children that each live beam may run ahead, from its previous reward.
+    """How many children each live beam may draw ahead, by its previous reward.
 
     The rewards' range is cut into ``branching`` bins of equal width; a beam in the j-th from the
     top gets ``branching`` - j + 1. Where all are equal, all are in the top bin; a beam without a

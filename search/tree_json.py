@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from search.tree import ROOT, Finish, Node, NodeState, Tree
 
 VERSION = 1
-"""Raised with every change of the layout; other versions are refused."""
+"""The version of the layout, increased with every change; other versions are refused."""
 
 
 class _Step(BaseModel):

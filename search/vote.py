@@ -45,7 +45,7 @@ class Ballot:
 
 
 class Standing(NamedTuple):
-    """What classes are ranked by: weight, then members, then the lowest id (here: negative)."""
+    """The rank of a class: by weight, then by members, then by the lowest id (here: negative)."""
 
     weight: Fraction
     members: int
@@ -55,9 +55,9 @@ class Standing(NamedTuple):
 def vote_name(spec: SearchSpec) -> VoteName:
     """The rule a spec asks for: weighted majority, or majority where the policy scores nothing.
 
-    ``beam``'s leaves are distinct: how many say the same is not how likely it is, so there the best
-    one is the answer. Its early stop by a probability counts, and so does the vote then. ``dora``
-    gives every direction its children, likely or not: lineages vote, each once for an answer.
+    ``beam`` keeps distinct leaves: their number says nothing about likelihood, so the best one is
+    the answer, unless it stops early by a probability, which counts votes. ``dora`` funds every
+    direction, likely or not, so lineages vote, each once for an answer.
     """
     if spec.vote is not None:
         return spec.vote
@@ -83,7 +83,7 @@ class AnswerClasses:
         same: Callable[[str, str], bool] | None = None,
     ) -> None:
         """``answer_of``: a reply's answer in canonical form, or None. ``same``: whether two
-        answers that are spelled differently are equal all the same, the first member's first.
+        answers with different spellings are equal; called with the first member's answer first.
         """
         self._answer_of = answer_of
         self._same = same
@@ -97,7 +97,7 @@ class AnswerClasses:
         return self._same is not None
 
     def of(self, tree: Tree) -> Mapping[str, Sequence[Node]]:
-        """The classes by now, members in id order; ``tree`` is always the same one, grown."""
+        """The current classes, members in id order; every call must pass the same growing tree."""
         for node in tree.nodes[self._seen :]:
             if node.state is NodeState.FINISHED:
                 self._join(node, self._answer_of(tree.text(node.id)))
@@ -124,8 +124,8 @@ def hold_vote(tree: Tree, rule: VoteName, classes: Mapping[str, Sequence[Node]])
     highest last reward (``best_*``: the highest score; the confidences: the highest of them), then
     the lowest id. If no reply has an answer, the best reply by last reward is taken, by mean
     log-probability where there are no rewards, and the ballot's rule says so; trajectories that
-    ended by themselves come before those that were cut. If every branch died empty or looping, what
-    the last of them had said before is the reply.
+    ended by themselves come before those that were cut. If every branch died empty or looping, the
+    path above the last dead node is the reply.
 
     Raises RewardMissing if the rule needs a reward that is not there.
     """
@@ -140,7 +140,7 @@ def hold_vote(tree: Tree, rule: VoteName, classes: Mapping[str, Sequence[Node]])
 
 
 def class_weight(tree: Tree, rule: VoteName, members: Sequence[Node]) -> Fraction:
-    """What a class of equal answers weighs under ``rule``."""
+    """The weight of a class of equal answers under ``rule``."""
     if rule == "majority":
         return Fraction(len(members))
     if rule == "weighted_majority":
@@ -155,9 +155,9 @@ def class_weight(tree: Tree, rule: VoteName, members: Sequence[Node]) -> Fractio
 def _by_lineage(rule: VoteName, members: Sequence[Node]) -> dict[int, int]:
     """The last reward of the best member of each lineage, in 1/UNITS.
 
-    A lineage is a child of the root and what grew below it. Its trajectories share steps, and so
-    errors: as often as it came to an answer it is one voice. Of chains that share nothing this is
-    the weighted majority.
+    A lineage is a child of the root with all its descendants. Its trajectories share steps, and so
+    errors: however many of them have an answer, they are one voice. For chains, which share
+    nothing, this is the weighted majority.
     """
     best: dict[int, int] = {}
     for node in members:
@@ -176,11 +176,11 @@ def path_score(tree: Tree, rule: VoteName, node: Node) -> Fraction:
 
 
 def confidence_units(tree: Tree, rule: VoteName, node: Node) -> int:
-    """How sure the policy model was of a trajectory, in 1/UNITS: the geometric mean of its tokens'
-    probabilities, which is that of the whole, length-normalised (CISC's response probability,
-    arXiv 2502.06233, without its temperature), or that of its least sure step. The latter is
-    DeepConf's lowest group confidence (arXiv 2508.15260) with the steps as its groups and the
-    sampled tokens in place of the likeliest ones. Raises RewardMissing where a step's is not known.
+    """The policy model's confidence in a trajectory, in 1/UNITS: the geometric mean of its tokens'
+    probabilities (CISC's length-normalised response probability, arXiv 2502.06233, without its
+    temperature), or the lowest such mean of one of its steps. The latter is DeepConf's lowest
+    group confidence (arXiv 2508.15260) with the steps as its groups and the sampled tokens in place
+    of the likeliest ones. Raises RewardMissing if a step's log-probability is not known.
     """
     mean = _mean_logprob(tree, node)
     if mean is None:
@@ -195,7 +195,7 @@ def path_units(tree: Tree, rule: VoteName, node_id: int) -> list[int]:
 
 
 def joined(rule: VoteName, units: Sequence[int]) -> Fraction:
-    """The rewards of a path's steps, in 1/UNITS, as one score: for rules that look at them all."""
+    """Combine the rewards of a path's steps, in 1/UNITS, to one score, for rules that use all."""
     if rule == "best_min":
         return Fraction(min(units), UNITS)
     if rule == "best_prod":
@@ -204,7 +204,7 @@ def joined(rule: VoteName, units: Sequence[int]) -> Fraction:
 
 
 def standing(tree: Tree, rule: VoteName, members: Sequence[Node]) -> Standing:
-    """Where a class stands: the greatest wins. Members in id order."""
+    """The standing of a class; the greatest wins. ``members``: in id order."""
     return Standing(class_weight(tree, rule, members), len(members), -members[0].id)
 
 
@@ -214,7 +214,7 @@ def _class(tree: Tree, rule: VoteName, answer: str, members: Sequence[Node]) -> 
 
 
 def _vote_weight(tree: Tree, rule: VoteName, node: Node) -> Fraction:
-    """What makes a member its class's reply."""
+    """A member's weight in the choice of its class's reply; the greatest wins."""
     if rule == "majority":
         return Fraction(round((node.reward or 0.0) * UNITS), UNITS)
     return path_score(tree, rule, node)
@@ -233,8 +233,8 @@ def _without_answers(tree: Tree, finished: Sequence[Node]) -> Ballot:
 
 
 def _best(tree: Tree, pool: Sequence[Node], why: str) -> Ballot:
-    """The path with the highest last reward, or mean log-probability, where nothing votes;
-    the first where not even these are known."""
+    """The ballot without votes: the path with the highest last reward, or mean log-probability if
+    a reward is missing; the first path if one of these is missing too."""
     if all(node.reward is not None for node in pool):
         best = min(pool, key=lambda node: (-(node.reward or 0.0), node.id))
         return Ballot(None, best.id, (), f"best_last ({why})")
@@ -247,14 +247,14 @@ def _best(tree: Tree, pool: Sequence[Node], why: str) -> Ballot:
 
 
 def cut_short(tree: Tree) -> Ballot:
-    """The reply of a tree that a budget of tokens has ended before any trajectory finished: the
-    best open path, by its last reward or, without rewards, its mean log-probability."""
+    """The reply of a tree that a token budget ended before any trajectory finished: the best open
+    path, by its last reward or, without rewards, its mean log-probability."""
     open_paths = [node for node in tree.leaves() if node.id != ROOT]
     return _best(tree, open_paths, "no trajectory finished") if open_paths else _dead_end(tree)
 
 
 def _dead_end(tree: Tree) -> Ballot:
-    """Nothing finished: a reply only if nothing is open either, so that all branches have died."""
+    """The ballot if nothing finished: a reply only if no leaf is open, as all branches died."""
     if any(tree.leaves()):
         return Ballot(None, None, (), "none (no trajectory finished)")
     return Ballot(None, tree.nodes[-1].parent, (), "last (every branch died)")

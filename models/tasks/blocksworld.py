@@ -26,7 +26,7 @@ from models.tasks.task import (
 
 LETTERS = "abcdefgh"
 SIZES = (4, 5, 5, 6)
-"""How many blocks: drawn from here."""
+"""The number of blocks is drawn from these."""
 PLAN_MOVES = range(6, 13)
 DEFAULT_LIMIT = 500
 FAR = 255
@@ -55,7 +55,7 @@ class Puzzle(NamedTuple):
 
 
 class Graph(NamedTuple):
-    """All states over the first n blocks, where each stands, and the moves between them."""
+    """All states of the first n blocks, the index of each (`place`), and moves by state index."""
 
     states: list[State]
     place: dict[State, int]
@@ -63,12 +63,12 @@ class Graph(NamedTuple):
 
 
 def show_stacks(stacks: Stacks) -> str:
-    """`a c / b / d e`"""
+    """Write stacks as `a c / b / d e`."""
     return " / ".join(" ".join(stack) for stack in stacks)
 
 
 def show_state(state: State) -> str:
-    """The stacks and what the hand holds."""
+    """Write the stacks and what the hand holds."""
     return show_stacks(state.stacks) + (f", hand {state.hand}" if state.hand else "")
 
 
@@ -212,7 +212,7 @@ class Blocksworld(StepChecker):
         return parse_question(question) is not None
 
     def _verdict(self, question: str, steps: list[str], *, hopeful: bool) -> Verdict:
-        """A wasted move makes the goal unreachable in time."""
+        """Judge the moves; a wasted one makes the goal unreachable in time."""
         state, goal, budget = self._parse(question)
         for i, step in enumerate(steps):
             if state == goal and step.startswith(ANSWER_PREFIX):

@@ -1,7 +1,7 @@
 """Countdown: six numbers from 1 to 9; five steps with wide branching.
 
-Asked are the sets with an open middle game: random steps down to three numbers leave the target
-within reach often enough.
+Questions are the sets with an open middle game: random steps down to three numbers leave the
+target within reach often enough.
 """
 
 import random
@@ -17,7 +17,7 @@ NUMBERS = range(1, 10)
 CEILING = 40
 ROLLOUTS = 24
 OPEN_SHARE = 0.29
-"""Of the rollouts to three numbers, so many must keep the target within reach."""
+"""The least share of rollouts to three numbers that keep the target within reach."""
 
 
 @cache

@@ -2,7 +2,7 @@
 
 Game of 24 and countdown are two of them. The rules: every number is used once, results are whole
 and not negative, divisions are exact. A step reads `13 - 9 = 4 (left: 4 4 10)`. Every set of
-numbers is in exactly one split, whatever the target.
+numbers is in exactly one split, regardless of the target.
 """
 
 import random
@@ -29,7 +29,7 @@ QUESTION = re.compile(r"Use ((?:\d{1,3} )+)to make (\d{1,4})\.")
 STEP = re.compile(r"(\d{1,6}) ([-+*/]) (\d{1,6}) = (\d{1,9}) \(left: (\d{1,9}(?: \d{1,9})*)\)")
 
 EXACT_COUNT = 4
-"""Up to so many numbers the teacher counts all derivations."""
+"""Up to this many numbers the teacher counts all derivations."""
 
 Numbers = tuple[int, ...]
 
@@ -64,7 +64,7 @@ def step_text(move: Move) -> str:
 
 
 def either_way(move: Move) -> tuple[Move, ...]:
-    """The move as it is and, a sum or product, with the other operand first."""
+    """The move and, if it is a sum or product, the same with the other operand first."""
     mirrored_move = move._replace(a=move.b, b=move.a)
     return (move, mirrored_move) if move.op in "+*" else (move,)
 
@@ -104,7 +104,7 @@ def reachable(numbers: Numbers, target: int) -> bool:
 
 
 def plainness(move: Move) -> float:
-    """How much the teacher likes a step: large and zero results and divisions are for need."""
+    """The teacher's preference for a step: large and zero results and divisions weigh less."""
     return (0.1 if move.result > 48 or move.result == 0 else 1.0) * (0.3 if move.op == "/" else 1.0)
 
 
@@ -215,7 +215,7 @@ class NumberPuzzle(StepChecker):
 
     @property
     def max_depth(self) -> int:
-        """One step fewer than numbers, and the answer."""
+        """One step fewer than there are numbers, plus the answer."""
         return self.count
 
     def questions(self, split: Split, limit: int | None = None, seed: int = 0) -> list[str]:
@@ -230,7 +230,7 @@ class NumberPuzzle(StepChecker):
         return key(self._parse(question)[0])
 
     def matches(self, question: str) -> bool:
-        """So many numbers and any target."""
+        """Is this text a question with `count` numbers, and any target?"""
         parsed = parse_question(question)
         return parsed is not None and len(parsed[0]) == self.count
 

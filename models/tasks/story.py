@@ -27,7 +27,7 @@ QUERY = re.compile(rf"How many (?P<thing>[a-z]+) does (?P<who>{_NAME}) have\?")
 
 
 class Fact(NamedTuple):
-    """`who` has `amount` things (no others), or a number that follows from the others'.
+    """`who` has `amount` things (without `others`), or a number that follows from theirs.
 
     `kind` is one of base, more, fewer, times, half, together.
     """
@@ -40,7 +40,7 @@ class Fact(NamedTuple):
 
 
 class Story(NamedTuple):
-    """The facts as told, and whose things are asked for."""
+    """The facts in the order of the text, and whose things are asked for."""
 
     facts: tuple[Fact, ...]
     thing: str
@@ -48,12 +48,12 @@ class Story(NamedTuple):
 
 
 def enumeration(items: list[str]) -> str:
-    """`a`, `a and b`, `a, b and c`"""
+    """Write a list as `a`, `a and b` or `a, b and c`."""
     return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}"
 
 
 def comparison_text(fact: Fact) -> str:
-    """`5 more`, `twice as many`: how `who` stands to the other one."""
+    """How `who` compares to the other person: `5 more`, `twice as many`."""
     if fact.kind in ("more", "fewer"):
         return f"{fact.amount} {fact.kind}"
     if fact.kind == "half":
@@ -98,7 +98,7 @@ def parse_fact(sentence: str) -> Fact | None:
 
 
 def parse_story(text: str) -> Story | None:
-    """The story a question tells, None if it tells none."""
+    """The story in a question's text, None if it is no such question."""
     query, *sentences = re.split(r"(?<=[.?]) ", text.strip())
     match = QUERY.fullmatch(query)
     if match is None or not sentences:
@@ -109,13 +109,13 @@ def parse_story(text: str) -> Story | None:
 
 
 def given(story: Story) -> dict[str, int]:
-    """Who has how many of the thing asked for, as far as it is told outright."""
+    """By person, the amounts of the thing asked for that are stated outright."""
     facts = (fact for fact in story.facts if fact.kind == "base" and fact.thing == story.thing)
     return {fact.who: fact.amount for fact in facts}
 
 
 def conclusions(story: Story, amounts: dict[str, int]) -> Iterator[tuple[str, str, int]]:
-    """Every (step text, person, number) that one fact yields from what is known."""
+    """Every (step text, person, number) that one fact yields from the known `amounts`."""
     for fact in story.facts:
         if fact.kind == "base" or fact.thing != story.thing:
             continue
@@ -128,13 +128,13 @@ def conclusions(story: Story, amounts: dict[str, int]) -> Iterator[tuple[str, st
 
 
 def ways_on(story: Story, amounts: dict[str, int]) -> list[tuple[str, str, int]]:
-    """Those of the conclusions that lead to the answer; none if there are none."""
+    """The conclusions that lead to the answer; empty if it cannot be reached."""
     people = needed(story, amounts) or []
     return [conclusion for conclusion in conclusions(story, amounts) if conclusion[1] in people]
 
 
 def amounts_after(story: Story, steps: list[str]) -> dict[str, int]:
-    """Who has how many once these steps, all of them right, are said."""
+    """The known amounts by person after these steps, all of which must be right."""
     amounts = given(story)
     for step in steps:
         legal = {text: (who, number) for text, who, number in conclusions(story, amounts)}
@@ -180,7 +180,7 @@ def _sum(fact: Fact, amounts: dict[str, int]) -> tuple[str, str, int]:
 
 
 def needed(story: Story, amounts: dict[str, int]) -> list[str] | None:
-    """The people still to be worked out for the answer, it included; None if it cannot be had."""
+    """The people whose amounts the answer still needs, its own too; None if out of reach."""
     values, parents = dict(amounts), {}
     grew = True
     while grew and story.who not in values:

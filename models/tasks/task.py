@@ -45,7 +45,7 @@ class Task(Protocol):
 
     @property
     def max_step_tokens(self) -> int:
-        """No legal step is longer, in tokens of the bundled tokenizer."""
+        """The most tokens of a legal step, by the bundled tokenizer."""
         ...
 
     def questions(self, split: Split, limit: int | None = None, seed: int = 0) -> list[str]:
@@ -67,8 +67,7 @@ class Task(Protocol):
     def first_illegal(self, question: str, text: str) -> int | None:
         """The first step, counted from 0, that does not follow from those before; None if all do.
 
-        A step that follows and leads nowhere is none: what comes after it is looked at all the
-        same.
+        A step that follows but leads nowhere does not count: the steps after it are checked too.
         """
         ...
 
@@ -81,7 +80,7 @@ class Task(Protocol):
         ...
 
     def rival(self, question: str, rng: random.Random) -> str:
-        """The same material with another aim: its derivations mislead on `question`."""
+        """A question on the same material with another goal: its derivations mislead here."""
         ...
 
     def lesson(self, rng: random.Random) -> tuple[str, list[str]]:
@@ -90,7 +89,7 @@ class Task(Protocol):
 
 
 class StepChecker(ABC):
-    """The part of a task that goes through the steps of a reply."""
+    """The part of a task that checks a reply step by step."""
 
     def check(self, question: str, text: str) -> Verdict:
         """Judge a whole reply, step by step."""
@@ -107,8 +106,8 @@ class StepChecker(ABC):
 
     @abstractmethod
     def _verdict(self, question: str, steps: list[str], *, hopeful: bool) -> Verdict:
-        """On the steps of a reply, of which only `hopeful` ones hold, or those that lead nowhere
-        too."""
+        """Judge the steps of a reply; with `hopeful`, a legal step that leads nowhere does not
+        hold."""
 
 
 def split_of(key: str) -> Split:
@@ -140,7 +139,7 @@ def split_steps(text: str) -> list[str]:
 
 
 def answer_step(text: str) -> str | None:
-    """What the last step claims after `ANSWER_PREFIX`, without its full stop."""
+    """The last step's text after `ANSWER_PREFIX`, without its full stop; None for another step."""
     last = split_steps(text)[-1]
     if not last.startswith(ANSWER_PREFIX):
         return None

@@ -36,7 +36,7 @@ NUMBER = re.compile(r"\d{1,6}")
 
 
 def relation(rng: random.Random, who: str, value: dict[str, int], last: str, thing: str) -> Fact:
-    """A fact that gives `who` a number in range, following from `last` (and others)."""
+    """A fact that gives `who` a number in range from `last` (and others); added to `value`."""
     while True:
         n = value[last]
         kind = rng.choice(KINDS)
@@ -131,7 +131,7 @@ class WordProblem(StepChecker):
         return _canonical(question)
 
     def matches(self, question: str) -> bool:
-        """Is every sentence a known kind of fact, and the last one the question?"""
+        """Is the first sentence the question, and every other a known kind of fact?"""
         return english.parse_story(question) is not None
 
     def _verdict(self, question: str, steps: list[str], *, hopeful: bool) -> Verdict:
@@ -157,12 +157,12 @@ class WordProblem(StepChecker):
         return Verdict(False, (True,) * len(steps), "no answer line")
 
     def answer(self, text: str) -> str | None:
-        """The number claimed."""
+        """The number that the answer line claims."""
         claim = answer_step(text)
         return claim if claim is not None and NUMBER.fullmatch(claim) else None
 
     def solve(self, question: str, rng: random.Random) -> list[str]:
-        """What is needed and nothing else, in a random order that works."""
+        """The needed conclusions and no others, in a random valid order."""
         story = self._parse(question)
         amounts, steps = english.given(story), []
         while story.who not in amounts:

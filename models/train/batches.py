@@ -18,13 +18,13 @@ from models.train.verdicts import Verdicts
 IGNORED = -100
 MICRO_TOKENS = 2560
 BREAKS_BEFORE_STEPS = 2
-"""In a judge prompt: after the opening, and after the question."""
+"""Step breaks in a judge prompt before its steps: after the opening and the question."""
 
 
 class Row(NamedTuple):
     """Token ids and, position by position, the label to learn there (IGNORED: nothing).
 
-    `labels[i]` is what the model shall say *at* position i.
+    `labels[i]` is what the model must predict *at* position i.
     """
 
     kind: str
@@ -50,7 +50,7 @@ def load_tokenizer() -> PreTrainedTokenizerBase:
 
 
 def pad_id(tokenizer: PreTrainedTokenizerBase) -> int:
-    """The id that fills rows up."""
+    """The id of the padding token."""
     (pad,) = tokenizer.encode(PAD)
     return pad
 
@@ -61,17 +61,17 @@ def text_of(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> str:
 
 
 def prompt_ids(tokenizer: PreTrainedTokenizerBase, user: str, system: str = "") -> list[int]:
-    """What the chat template gives, up to where the reply starts."""
+    """The prompt's ids by the chat template, up to where the reply starts."""
     return tokenizer.encode(f"{system}{USER}{user}{ASSISTANT}")
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, dialogue: Example) -> Row:
-    """The dialogue as one row; the reply is learnt, and a sign after every step to be judged.
+    """Encode a dialogue as one row; its labels are the reply, and a sign after each step to judge.
 
-    Of a drill only what its marking word announces is learnt.
+    In a drill only the tokens after its marking word are labelled.
 
-    Nobody reads what a model says inside its prompt: the signs there only teach it to know, by the
-    time it replies, which steps are good.
+    Predictions inside the prompt are never used: the signs there only teach the model to know, by
+    the time it replies, which steps are good.
     """
     prompt = prompt_ids(tokenizer, dialogue.user, dialogue.system)
     reply = tokenizer.encode(f"{dialogue.reply}{END}")
@@ -90,7 +90,7 @@ def encode(tokenizer: PreTrainedTokenizerBase, dialogue: Example) -> Row:
 
 
 def micro_batches(rows: list[Row], pad: int, limit: int = MICRO_TOKENS) -> Iterator[MicroBatch]:
-    """The rows, shortest first, in batches of at most so many padded tokens."""
+    """The rows, shortest first, in batches of at most `limit` tokens, padding included."""
     group: list[Row] = []
     for row in sorted(rows, key=lambda row: len(row.ids)):
         if group and len(row.ids) * (len(group) + 1) > limit:
@@ -118,5 +118,5 @@ def draw_rows(
     count: int,
     verdicts: Verdicts | None = None,
 ) -> list[Row]:
-    """Fresh examples of the mixture."""
+    """Draw `count` new examples of the mixture, as rows."""
     return [encode(tokenizer, example(rng, mixture, verdicts)) for _ in range(count)]

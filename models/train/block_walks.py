@@ -1,6 +1,6 @@
-"""Plans worked on as a search does: best moves, legal ones that waste, and moves that are none.
+"""Random plans like those of a search: best moves, legal but wasted ones, and illegal ones.
 
-Endless and exactly labelled, over all legal moves of the states that a walk comes through.
+Endless and exactly labelled, over all legal moves of the states on the way.
 """
 
 import random
@@ -17,17 +17,17 @@ from models.tasks.blocksworld import (
 from models.tasks.task import ANSWER_PREFIX
 
 BEST_SHARE, LEGAL_SHARE = 0.88, 0.07
-"""Of the moves up to the first fault; the others are no moves of their state."""
+"""Shares of the moves up to the first fault; the others are illegal in their state."""
 LATER_SHARE = 0.85
-"""Of the moves behind a fault: so many are the best of what is shown."""
+"""The share of moves after a fault that are the best for the state shown."""
 SOON_SHARE = 0.3
-"""Of the walks that wasted a move: so many claim to be there without being it."""
+"""The share of walks without spare moves: after a wasted one they claim a goal not reached."""
 MISCOPIED_SHARE = 0.25
-"""Of the moves that are none: so many lose a block or show one twice, and end the walk."""
+"""The share of illegal moves that lose a block or show one twice, and end the walk."""
 
 
 def walk(question: str, rng: random.Random) -> list[str]:
-    """The steps of one walk, its answer line included. Raises ValueError for no blocks world."""
+    """The steps of a walk and its answer line. Raises ValueError if it is no blocks world."""
     puzzle = parse_question(question)
     if puzzle is None:
         raise ValueError(f"not a blocks world: {question!r}")
@@ -63,7 +63,7 @@ def _move(state: State, puzzle: Puzzle, rng: random.Random, *, best: bool) -> tu
 
 
 def no_move(state: State, rng: random.Random) -> tuple[str, State]:
-    """What is no move of this state: another state's action, or a right one wrongly shown."""
+    """An illegal move: an action of another state, or a legal one with a wrong state shown."""
     legal = dict(moves(state))
     if rng.random() < 0.5:
         action = rng.choice(sorted(legal))
@@ -74,7 +74,7 @@ def no_move(state: State, rng: random.Random) -> tuple[str, State]:
 
 
 def miscopied(state: State, rng: random.Random) -> str:
-    """A legal move, shown with a block lost or there twice."""
+    """A legal move, shown with one block lost or doubled."""
     action, after = rng.choice(list(moves(state)))
     stacks = [list(stack) for stack in after.stacks]
     height, stack = rng.choice([(h, stack) for stack in stacks for h in range(len(stack))])
@@ -88,12 +88,12 @@ def miscopied(state: State, rng: random.Random) -> str:
 
 
 def _nearby_moves(state: State) -> list[tuple[str, State]]:
-    """Every action of the states that are one move or two away, with what it leads to."""
+    """Every action of the states one move away, with the state it leads to."""
     return [move for _, after in moves(state) for move in moves(after)]
 
 
 def _unknown(state: State, rng: random.Random) -> tuple[str, State]:
-    """A block that is not there is picked up."""
+    """Pick up a block that is not there."""
     blocks = {block for stack in state.stacks for block in stack} | {state.hand}
     strange = rng.choice([letter for letter in LETTERS if letter not in blocks])
     return f"pick up {strange}", state

@@ -1,6 +1,6 @@
-"""Word problems worked out by somebody who now and then misquotes a number, and goes on from there.
+"""Derivations of word problems that now and then misquote a number and go on from there.
 
-A policy that learns from these slips now and then too, anywhere, as larger models do: without
+A policy that learns from them also slips now and then, anywhere, as larger models do: without
 them its only mistakes are misreadings, the same ones in every sample of a question.
 """
 
@@ -16,14 +16,14 @@ OFF_BY = (-10, -1, 1, 10)
 ANOTHERS = 0.5
 """How often the wrong number is another person's, not one near the right one."""
 NUMBERS = range(1, 200)
-"""Those of one token."""
+"""The numbers that are a single token."""
 TRIES = 20
 
 
 def careless(question: str, rng: random.Random, slips: float = SLIPS) -> list[str]:
-    """A derivation that misquotes a number at a share of `slips` and goes on from there.
+    """A derivation in which each conclusion misquotes a number with probability `slips`.
 
-    Raises ValueError for what is no word problem.
+    Raises ValueError if the question is no word problem.
     """
     for _ in range(TRIES):
         steps = _attempt(question, rng, slips)
@@ -33,13 +33,13 @@ def careless(question: str, rng: random.Random, slips: float = SLIPS) -> list[st
 
 
 def careless_lesson(rng: random.Random) -> tuple[str, list[str]]:
-    """A train story, worked out carelessly."""
+    """A train story with a careless derivation."""
     question, _ = TASKS["wordproblem"].lesson(rng)
     return question, careless(question, rng)
 
 
 def _attempt(question: str, rng: random.Random, slips: float) -> list[str] | None:
-    """None where a slip left no way on (a third of 31), or a number too large to be said."""
+    """A derivation; None if a slip left no way on (a third of 31) or too large a number."""
     story = parse_story(question)
     if story is None:
         raise ValueError(f"not a word problem: {question!r}")
@@ -63,7 +63,7 @@ def _attempt(question: str, rng: random.Random, slips: float) -> list[str] | Non
 
 
 def misquote(amounts: dict[str, int], text: str, rng: random.Random) -> dict[str, int]:
-    """What is known, but for one number that is quoted."""
+    """`amounts` with a wrong number for one person whose number `text` quotes."""
     people = [who for who, number in amounts.items() if f"{who} has {number}" in text]
     who = rng.choice(people)
     others = [number for number in amounts.values() if number != amounts[who]]

@@ -35,7 +35,7 @@ REFINED = {
     "judge": 0.05,
     "verdict": 0.24,
 }
-"""The second phase: the task that learns slowest, and judging what the policy itself writes."""
+"""The second phase: the task that is learnt slowest, and judging the policy's own replies."""
 
 READING = {
     "game24": 0.10,
@@ -52,7 +52,7 @@ READING = {
     "judge": 0.03,
     "verdict": 0.10,
 }
-"""A phase for looking numbers up and for sums: what whole word problems teach too slowly."""
+"""A phase for looking numbers up and for sums, which whole word problems teach too slowly."""
 
 COPYING = {
     "game24": 0.05,
@@ -64,16 +64,16 @@ COPYING = {
     "echo": 0.12,
     "sums": 0.03,
 }
-"""The shortest way to looking things up: text said again, then facts, then numbers."""
+"""The shortest way to learn looking things up: repeat text, then facts, then numbers."""
 
 SLIPPING = READING | {"game24": 0.14, "wordproblem": 0.0, "careless": 0.36, "tale": 0.0}
 """The last phase: word problems with slips, so that samples of one question err in many ways."""
 
 JUDGING = REFINED | {"game24": 0.08, "countdown": 0.09, "blocksworld": 0.07, "verdict": 0.35}
-"""The third phase: more of the judging."""
+"""The third phase: more judging."""
 
 DISTILLED = MIXTURE | {"wordproblem": 0.05, "careless": 0.24, "tale": 0.02}
-"""What the draft hears the policy say."""
+"""The mixture on which the draft learns the policy's distribution."""
 
 SYSTEM_SHARE = 0.04
 SYSTEM_MESSAGES = (
@@ -103,7 +103,7 @@ class Example(NamedTuple):
 
 
 def short_puzzle(rng: random.Random) -> tuple[str, list[str]]:
-    """Three or five numbers: the endgames of the longer puzzles, in no task's own test."""
+    """A puzzle of three or five numbers, an endgame of the longer ones; in no task's test split."""
     while True:
         numbers = tuple(sorted(rng.choices(SHORT_NUMBERS, k=rng.choice(SHORT_COUNTS))))
         path = number_puzzle.derive(numbers, rng, CEILING)
@@ -113,7 +113,7 @@ def short_puzzle(rng: random.Random) -> tuple[str, list[str]]:
 
 
 def tale(rng: random.Random) -> tuple[str, list[str]]:
-    """A word problem of one to three conclusions, where looking things up is learnt first."""
+    """A word problem of one or two conclusions, where looking things up is learnt first."""
     task = TASKS["wordproblem"]
     while True:
         question = story_text(wordproblem.draw(rng, TALE_CONCLUSIONS, TALE_DETOURS))

@@ -17,11 +17,11 @@ RETOLD = range(4, 11)
 WORDS = ("has", "and", "more", "fewer", "half", "many", "together", "Next,", "so", "How")
 
 DRILLS = {"echo": " has", "sums": " ="}
-"""Drills by the word before what is learnt: everything else in their replies is drawn at random."""
+"""By drill, the word before each learnt token: the rest of the drill's reply is random."""
 
 
 def recall(rng: random.Random) -> tuple[str, list[str]]:
-    """Many people with numbers of their own, some of them added up: names to numbers and sums."""
+    """A word problem of many people with numbers, some added up: looking up, and sums."""
     task = TASKS["wordproblem"]
     while True:
         names = rng.sample(NAMES, rng.choice(RECALL_PEOPLE) + 2)
@@ -42,7 +42,7 @@ def recall(rng: random.Random) -> tuple[str, list[str]]:
 
 
 def echo(rng: random.Random) -> tuple[str, list[str]]:
-    """Who has how many, said again in another order: the shortest way to learn to look it up."""
+    """Repeat who has how many, in another order: the shortest way to learn looking it up."""
     thing = rng.choice(THINGS)
     value = {name: rng.randint(0, 199) for name in rng.sample(NAMES, rng.choice(ECHO_PEOPLE))}
     facts = " ".join(f"{name} has {n} {thing}." for name, n in value.items())
@@ -51,7 +51,7 @@ def echo(rng: random.Random) -> tuple[str, list[str]]:
 
 
 def repeat(rng: random.Random) -> tuple[str, list[str]]:
-    """Words in any order, said again: what came after this one the last time, and nothing else."""
+    """Repeat random words: teaches only to find what came after this word the last time."""
     numbers = [str(rng.randint(0, 199)) for _ in range(12)]
     words = rng.choices([*NAMES, *THINGS, *WORDS, *numbers], k=rng.choice(REPEATED))
     text = " ".join(words)
@@ -59,7 +59,7 @@ def repeat(rng: random.Random) -> tuple[str, list[str]]:
 
 
 def retell(rng: random.Random) -> tuple[str, list[str]]:
-    """Comparisons that make no chain, said again in another order."""
+    """Repeat unconnected comparisons in another order."""
     thing = rng.choice(THINGS)
     count = rng.choice(RETOLD)
     pairs = zip(rng.sample(NAMES, count), rng.sample(NAMES, count), strict=True)
@@ -75,7 +75,7 @@ def _comparison(rng: random.Random, who: str, other: str, thing: str) -> Fact:
 
 
 def sums(rng: random.Random) -> tuple[str, list[str]]:
-    """The sums of word problems, one after the other."""
+    """A list of sums like those of word problems."""
     return "Sums.", ["Next, " + ", ".join(_sum(rng) for _ in range(DRILLED)) + "."]
 
 

@@ -1,7 +1,7 @@
-"""Where in the wording of a step the fault stands.
+"""Find the place in a step's wording where it goes wrong.
 
 A verdict on a whole step says little about why: the reward model learns to compare a step with
-what stands before it far sooner when it also hears, word by word, whether the step may still be
+the text before it far sooner if it also learns, word by word, whether the step may still be
 right.
 """
 
@@ -15,7 +15,7 @@ from models.tasks.task import ANSWER_PREFIX
 
 
 def right_letters(question: str, steps: list[str]) -> int:
-    """How many letters of the last of `steps` begin some legal step, those before it being legal.
+    """How many first letters the last step shares with a legal one; those before must be legal.
 
     Raises ValueError if `question` is of no task.
     """
@@ -61,15 +61,15 @@ def _of_blocks(puzzle: blocksworld.Puzzle, before: list[str]) -> Iterator[str]:
 
 
 class PlanStep(NamedTuple):
-    """What a step of a plan leads to: the moves from there to the goal, and block by block, as
-    the step shows them, whether it stands where it stays."""
+    """The state after a step of a plan: the moves from there to the goal, and for each block, in
+    the order in which the step shows them, whether it is in its final place."""
 
     moves_to_go: int
     in_place: list[bool]
 
 
 def plan(question: str, steps: list[str]) -> list[PlanStep]:
-    """Of a blocks world: what its steps lead to, up to the first that is no legal move."""
+    """The states after a blocks world's steps, up to the first illegal one. Raises ValueError."""
     puzzle = blocksworld.parse_question(question)
     if puzzle is None:
         raise ValueError(f"not a blocks world: {question!r}")

@@ -30,7 +30,7 @@ def judge_prompt(question: str, steps: list[str]) -> str:
 
 
 def judgement(task: Task, question: str, steps: list[str]) -> JudgeExample:
-    """The true verdict on `steps`: a word on each up to the first fault, then the number."""
+    """The true verdict on `steps`: a remark on each up to the first fault, then the number."""
     verdict = task.check(question, STEP_BREAK.join(steps))
     good = sum(verdict.steps)
     remarks = [f"Step {i + 1} is good." for i in range(good)]

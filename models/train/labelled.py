@@ -1,4 +1,4 @@
-"""Replies with the checker's word on every step: what the reward model learns from."""
+"""Replies with the checker's verdict on every step, from which the reward model learns."""
 
 from itertools import chain
 from typing import NamedTuple
@@ -31,7 +31,7 @@ def step_ids(reply: list[int], step_break: int) -> list[list[int]]:
 def label(
     tokenizer: PreTrainedTokenizerBase, task: Task, question: str, reply: list[int]
 ) -> Labelled:
-    """The reply's steps with what the checker says; a cut-off last step is never right."""
+    """Label the reply's steps by the checker; a cut-off last step is never right."""
     (step_break,) = tokenizer.encode(STEP_BREAK)
     row = label_steps(tokenizer, task, question, step_ids(reply, step_break))
     if reply[-1] != tokenizer.eos_token_id:
@@ -42,7 +42,7 @@ def label(
 def label_steps(
     tokenizer: PreTrainedTokenizerBase, task: Task, question: str, steps: list[list[int]]
 ) -> Labelled:
-    """A reply, or the beginning of one, with the checker's word on every step."""
+    """Label the steps of a reply, or of the beginning of one, by the checker."""
     labels = list(task.check(question, text_of(tokenizer, flat(steps))).steps)
     # An empty paragraph at either end is a step of tokens but not of text.
     labels = (labels + [False] * len(steps))[: len(steps)]

@@ -1,6 +1,6 @@
 """The mean of two models' weights: `python -m models.train.mean FOLDER OTHER --share 0.75`.
 
-Where one starts from the other it can know what both know (Wortsman et al. 2022, arXiv 2203.05482).
+If one started as the other it can know what both know (Wortsman et al. 2022, arXiv 2203.05482).
 It is written into the cache as the reward model trained last.
 """
 

@@ -76,17 +76,17 @@ class MeasuredSplit:
 
     @cached_property
     def policy(self) -> LlamaForCausalLM:
-        """What samples."""
+        """The bundled policy model."""
         return load_model("policy")
 
     @cached_property
     def sampler(self) -> Sampler:
-        """The policy's."""
+        """A sampler of the policy."""
         return Sampler(self.policy)
 
     @cached_property
     def samples(self) -> dict[str, list[Labelled]]:
-        """Of every task, labelled."""
+        """Labelled samples by task."""
         return {name: self._sample(task) for name, task in TASKS.items()}
 
     def _sample(self, task: Task) -> list[Labelled]:
@@ -97,7 +97,7 @@ class MeasuredSplit:
         return [label(self.tokenizer, task, question, reply) for question, reply in pairs]
 
     def accuracy(self) -> Iterator[dict]:
-        """Single-sample accuracy at temperature 1, and where the wrong ones go wrong."""
+        """Single-sample accuracy at temperature 1, and the first faults of the wrong samples."""
         for name, rows in self.samples.items():
             right = sum(row.labels[-1] for row in rows)
             faults = [sum(row.labels) for row in rows if not row.labels[-1]]
@@ -112,7 +112,7 @@ class MeasuredSplit:
             }
 
     def prm(self) -> Iterator[dict]:
-        """AUC of the reward a step: over all steps, and up to each reply's first fault."""
+        """AUC of the steps' rewards: over all steps, and up to each reply's first fault."""
         model = load_model("prm")
         signs = torch.tensor(sign_ids(self.tokenizer))
         for name, rows in self.samples.items():
@@ -134,7 +134,7 @@ class MeasuredSplit:
         """How often the reward puts a right step above each kind of wrong one from its state.
 
         `each` states a question. `value`: the share of pairs, a tie being half of one, averaged
-        over states; `trusted`: of wrong steps, those with a reward above 0.5.
+        over states; `trusted`: the share of wrong steps with a reward above 0.5.
         """
         model = load_model("prm")
         signs = torch.tensor(sign_ids(self.tokenizer))
@@ -183,7 +183,7 @@ class MeasuredSplit:
             yield row, logits.softmax(-1)[:, 0].tolist()
 
     def judge(self) -> Iterator[dict]:
-        """How the judge's number (mean of three votes) goes with the truth about a prefix."""
+        """How the judge's number (mean of three votes) correlates with a prefix being right."""
         rng = random.Random(SEED)
         for name, rows in self.samples.items():
             prompts, truths = [], []

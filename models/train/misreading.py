@@ -1,7 +1,7 @@
-"""Word problems misread: one fact taken for another, and everything after it worked out from that.
+"""Derivations of misread word problems: one fact is taken for another, and the rest follows.
 
-What a policy does that looks at the wrong words, without a policy: the reply is sound but for the
-one reading, so a reward model has to go back to the question.
+They imitate a policy that looks at the wrong words: the reply is sound but for that one fact, so a
+reward model has to go back to the question.
 """
 
 import random
@@ -16,7 +16,7 @@ MOST = 199
 
 
 def misread(question: str, rng: random.Random) -> list[str] | None:
-    """The steps of a story in which one fact says something else; None where none was found."""
+    """A derivation that misreads one fact of the story; None if no wrong one was found."""
     story, task = parse_story(question), TASKS["wordproblem"]
     if story is None:
         raise ValueError(f"not a word problem: {question!r}")
@@ -46,9 +46,9 @@ def _number(word: str) -> bool:
 
 
 def misread_fact(story: Story, fact: Fact, rng: random.Random) -> Fact:
-    """The fact told the other way round, with another's words, or of somebody else.
+    """The fact turned round, with another comparison's words, or about somebody else.
 
-    Of several people taken together one may be missing, be somebody else or be named twice.
+    If it takes several people together, one is missing, replaced or named twice.
     """
     people = sorted({f.who for f in story.facts} | {o for f in story.facts for o in f.others})
     strangers = [who for who in people if who != fact.who and who not in fact.others]

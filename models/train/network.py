@@ -35,7 +35,7 @@ def decoder_layers(model: LlamaForCausalLM) -> list[Any]:
 
 
 def new_model(shape: str, tokenizer: PreTrainedTokenizerBase, seed: int) -> LlamaForCausalLM:
-    """A freshly initialised model; what writes to the residual stream starts at zero."""
+    """A new model; its projections into the residual stream start at zero."""
     torch.manual_seed(seed)
     (end,), (pad,) = tokenizer.encode(END), tokenizer.encode(PAD)
     config = LlamaConfig(

@@ -1,8 +1,8 @@
-"""Number puzzles worked on as a search does: good steps, dead ends and near misses.
+"""Random derivations of number puzzles like a search's: good steps, dead ends and near misses.
 
-Endless and exactly labelled. A near miss is what a policy writes that wants a sum to come out: a
-result off by a little, a remainder dropped, a number used twice or left out of the rest; half of
-them leave numbers that would make the target. What follows goes on as if it were right.
+Endless and exactly labelled. A near miss imitates a policy that forces a sum to come out: a result
+off by a little, a remainder dropped, a number used twice or missing from the rest; half of them
+leave numbers that would make the target. The steps after it go on as if it were right.
 """
 
 import random
@@ -20,19 +20,19 @@ from models.tasks.number_puzzle import (
 )
 
 GOOD_SHARE, LEGAL_SHARE = 0.77, 0.12
-"""Of the steps up to the first illegal one; the others are near misses."""
+"""Shares of the steps up to the first illegal one; the others are near misses."""
 AFTER_FAULT_SHARE = 0.8
-"""Of the steps behind a near miss: so many make for the target where it is within reach."""
+"""The share of steps after a near miss that go for the target if it is within reach."""
 TEMPTING_SHARE = 0.5
-"""Of the wrong results: those after which the target could still be reached."""
+"""The share of wrong results after which the target could still be reached."""
 ANY_SHARE = 0.4
-"""Of those, late in a puzzle: so many may be any number, however far off."""
+"""The share of those that, late in a puzzle, may be any number, however far off."""
 MOST = 199
-"""Larger numbers are no single tokens, and seldom written."""
+"""Larger numbers take several tokens, and are seldom written."""
 
 
 def walk(question: str, rng: random.Random) -> list[str]:
-    """The steps of one walk, its answer line included. Raises ValueError for no number puzzle."""
+    """The steps of a walk and its answer line. Raises ValueError if it is no number puzzle."""
     parsed = parse_question(question)
     if parsed is None:
         raise ValueError(f"not a number puzzle: {question!r}")
@@ -48,7 +48,7 @@ def walk(question: str, rng: random.Random) -> list[str]:
         else:
             faulty = True
             move = near_miss(numbers, target, rng)
-        # Right or wrong alike: the teacher's order would tell of right steps.
+        # For right and wrong steps: the teacher's order would give right ones away.
         steps.append(step_text(rng.choice(either_way(move))))
         numbers = move.left
     return [*steps, *derivation([], target)]
@@ -63,7 +63,7 @@ def _towards(numbers: Numbers, target: int, rng: random.Random, share: float) ->
 
 
 def near_miss(numbers: Numbers, target: int, rng: random.Random) -> Move:
-    """An illegal step, as what it claims to be."""
+    """An illegal step, as the move that it claims to be."""
     wrong = rng.choice((_wrong_result, _wrong_result, _wrong_operand, _wrong_rest, _swapped))
     return wrong(numbers, target, rng)
 
@@ -93,7 +93,7 @@ def _wrong_result(numbers: Numbers, target: int, rng: random.Random) -> Move:
 
 
 def _wrong_operand(numbers: Numbers, target: int, rng: random.Random) -> Move:
-    """A number that is not there, or is there once and used twice."""
+    """A step with a number that is not there, or is there once and used twice."""
     operand = rng.choice(numbers)
     others = [n for n in range(1, 14) if n not in numbers]
     strange = operand if numbers.count(operand) == 1 and rng.random() < 0.5 else rng.choice(others)
@@ -108,7 +108,7 @@ def _wrong_operand(numbers: Numbers, target: int, rng: random.Random) -> Move:
 
 
 def _wrong_rest(numbers: Numbers, target: int, rng: random.Random) -> Move:
-    """A right equation with the wrong numbers left: one lost, told twice, or changed."""
+    """A right equation with the wrong numbers left: one lost, doubled, changed or not removed."""
     move = _towards(numbers, target, rng, 0.5)
     remaining = list(move.left)
     place = rng.randrange(len(remaining))
@@ -127,7 +127,7 @@ def _wrong_rest(numbers: Numbers, target: int, rng: random.Random) -> Move:
 
 
 def _swapped(numbers: Numbers, target: int, rng: random.Random) -> Move:
-    """A right equation, behind which a number just used stands in the place of one that was not."""
+    """A right equation, but one of the numbers left is replaced by an operand just used."""
     move = _towards(numbers, target, rng, 0.5)
     rest = list(move.left)
     rest.remove(move.result)

@@ -16,7 +16,7 @@ def optimizers(
 ) -> list[Optimizer]:
     """One optimizer for this process's share of the layers' matrices, one for everything else.
 
-    Without `muon` there is one for all: Muon computes in bf16, which a processor may not have.
+    Without `muon` there is a single one: Muon computes in bf16, which a processor may not have.
     """
     hidden = [(n, p) for n, p in model.named_parameters() if ".layers." in n and p.ndim == 2]
     hidden = hidden if muon else []

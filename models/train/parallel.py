@@ -12,7 +12,7 @@ from models.train.checkpoint import CACHE
 
 
 def join(name: str, rank: int, world: int) -> None:
-    """Meet the other processes of this run, if there are any."""
+    """Join the process group of this run, if it has other processes."""
     if world == 1:
         return
     CACHE.mkdir(parents=True, exist_ok=True)
@@ -21,7 +21,7 @@ def join(name: str, rank: int, world: int) -> None:
 
 
 def leave(name: str, world: int) -> None:
-    """Part from them, and clear the meeting place for the next run."""
+    """Leave the process group, and remove its meeting file for the next run."""
     if world == 1:
         return
     dist.barrier()
@@ -30,7 +30,7 @@ def leave(name: str, world: int) -> None:
 
 
 def layer_of(parameter_name: str) -> int:
-    """The number in `model.layers.3.mlp...`."""
+    """The layer's number, as 3 in `model.layers.3.mlp...`."""
     return int(parameter_name.split(".layers.")[1].split(".")[0])
 
 
@@ -46,7 +46,7 @@ def sum_gradients(model: nn.Module, extra: list[float], world: int) -> list[floa
 
 
 def share_matrices(model: nn.Module, world: int) -> None:
-    """Everybody takes over each layer's matrices from the process that updated them."""
+    """Copy each layer's matrices from the process that updated them to all others."""
     if world == 1:
         return
     matrices = [(n, p.data) for n, p in model.named_parameters() if ".layers." in n and p.ndim == 2]

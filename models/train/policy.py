@@ -24,11 +24,11 @@ SEED = 2
 EXAMPLES_A_STEP = 40
 """In all processes together."""
 SHARPNESS = 1.1
-"""What is exported says at temperature 1 what was learnt at temperature 1/1.1."""
+"""The exported model's distribution at temperature 1 is the learnt one's at 1/1.1."""
 
 
 class PolicyPhase(NamedTuple):
-    """One run over one mixture: how long, from what, and how fast beside the first."""
+    """A run on one mixture: its minutes, the model to start from, and its relative rate."""
 
     minutes: float
     mixture: dict[str, float]

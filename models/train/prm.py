@@ -36,15 +36,15 @@ from models.train.tokenizer import END, TAG
 SEED = 31
 KEEP = 0.99
 FAULT = 15.0
-"""The weight of a step's wrong word beside a right one: there is one in two hundred."""
+"""The weight of a step's wrong word beside a right one: one word in two hundred is wrong."""
 TAIL, CUT_SHARE = range(1, 4), 0.75
-"""Replies of which only so many wrong steps are learnt, and the share of these: that what was
-wrong once stays so is soon known, and makes half of all tokens."""
+"""Wrong steps that a cut reply keeps, and the share of replies that are cut: what comes after a
+wrong step stays wrong, which is soon learnt but makes half of all tokens."""
 COUNTED = 4.0
 """The weight of a number of moves to go beside a right word."""
 LAYERS_ABOVE = 2
 TAUGHT = (*TASKS, *["wordproblem"] * 6)
-"""The tasks of derivations: most are of the one that is misread."""
+"""The tasks of derivations, mostly the one that is misread."""
 
 WALKS = {
     "game24": number_walks.walk,
@@ -58,14 +58,14 @@ MOSTLY_NUMBERS = (*["countdown"] * 3, *["game24"] * 3, "blocksworld", *["wordpro
 
 
 class RewardPhase(NamedTuple):
-    """One run: how long, from what and how fast beside the policy's first; what it learns.
+    """One run: its minutes, the model to start from, its relative rate, and what it learns.
 
-    `tag` is the weight of a label at a tag beside one at a word, `drills` how many rows of drills a
-    step has and `drill` the weight of a label there, `taught` how many derivations of its own,
-    `tasks` whose replies are learnt, each time that they are named; `walks` how many walks, of the
-    tasks `walked`, `replies` how many replies, in all processes together. `rounds`: so many times
-    `trees` of every task are grown with the model as it is by then, and learnt from then on.
-    `muon`: for the matrices; else they learn as the rest does.
+    `tag`: the weight of a label at a tag beside one at a word; `drills`: rows of drills in a step,
+    `drill`: the weight of a label there; `taught`: derivations in a step; `tasks`: whose replies
+    are learnt, once for each time a task is named; `walks`: walks in a step, of the tasks `walked`;
+    `replies`: replies in a step; all counts are for all processes together. `rounds`: how often
+    `trees` trees of every task are grown with the current model, to be learnt from then on.
+    `muon`: Muon for the matrices; else they learn as the rest does.
     """
 
     minutes: float
@@ -85,7 +85,7 @@ class RewardPhase(NamedTuple):
 
 
 class LabelIds(NamedTuple):
-    """The ids of what is said: `+` and `-` (2,), and the numbers of moves; of where: the tag."""
+    """Token ids: of the labels `+` and `-` (2,) and the numbers of moves, and of the tag."""
 
     signs: Tensor
     numbers: Tensor
@@ -93,7 +93,7 @@ class LabelIds(NamedTuple):
 
 
 def label_ids(tokenizer: PreTrainedTokenizerBase, device: str = "cpu") -> LabelIds:
-    """Those of a tokenizer."""
+    """The label ids of a tokenizer."""
     (tag,) = tokenizer.encode(TAG)
     signs, numbers = sign_ids(tokenizer), number_ids(tokenizer)
     return LabelIds(torch.tensor(signs, device=device), torch.tensor(numbers, device=device), tag)
@@ -151,7 +151,7 @@ def with_layers_above(policy: LlamaForCausalLM, layers: int) -> LlamaForCausalLM
 def epochs(
     rows: list[Labelled], count: int, rank: int, world: int
 ) -> Callable[[int], list[Labelled]]:
-    """A process's share of the `count` rows of a step: all of them, reshuffled each time round."""
+    """A function from a step to the process's share of its `count` rows; reshuffled each epoch."""
     share = count // world
     steps = len(rows) // count
 
@@ -168,7 +168,7 @@ def epochs(
 
 
 def collected(phase: RewardPhase, rank: int, world: int) -> Callable[[int], list[Labelled]]:
-    """A process's share of each step's replies, of those in the cache."""
+    """A function from a step to the process's share of its replies, from the cache."""
     samples = load_samples()
     replies = [row for name in phase.tasks for row in samples if row.task == name]
     return epochs(replies, phase.replies, rank, world)
@@ -180,8 +180,8 @@ def label_losses(
     """The loss wherever there is a label, weighted by where it stands: of `+` against `-`, of the
     number of moves to go, or of whether a block has to move.
 
-    Words are read out before the last layer, so that it can tell the tags what it found at them;
-    blocks two layers earlier, so that moves can be counted from them.
+    Logits of words are read before the last layer, so that it can pass the findings on to the tags;
+    those of blocks two layers earlier, so that moves can be counted from them.
     """
     where = (batch.labels != IGNORED).flatten().nonzero()[:, 0]
     labels, at_tag = batch.labels.flatten()[where], batch.ids.flatten()[where] == ids.tag
@@ -222,7 +222,7 @@ def walked(
 
 
 def shortened(row: Labelled, rng: random.Random) -> Labelled:
-    """The reply, most often without what follows soon after its first wrong step."""
+    """The reply, mostly cut a few steps after its first wrong one."""
     if rng.random() >= CUT_SHARE:
         return row
     length = sum(row.labels) + rng.choice(TAIL)

@@ -46,7 +46,7 @@ def load_samples() -> list[Labelled]:
 
 
 def load_verdicts(tokenizer: PreTrainedTokenizerBase) -> Verdicts:
-    """What was collected, as replies to judge."""
+    """The collected samples as replies to judge."""
     return Verdicts([_reply(tokenizer, row) for row in load_samples()])
 
 
@@ -91,7 +91,7 @@ class Collector:
                     yield taught(self.tokenizer, task, question, self.rng, slipped=True)
 
     def fresh(self, names: list[str]) -> Iterator[Labelled]:
-        """One reply each to many questions: what is learnt by heart of them is of no use."""
+        """Sample one reply each to many questions, so that memorising them is of no use."""
         for name in names:
             task = TASKS[name]
             questions = train_questions(task, self.rng, QUESTIONS_A_ROUND[name] * EACH * CONTINUED)

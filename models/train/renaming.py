@@ -1,7 +1,7 @@
-"""Word problems told of other people and other things: the same labels hold.
+"""Rename the people and things of word problems, which leaves the labels unchanged.
 
-A reward model that reads a reply twice knows it by heart; with names dealt out anew each time it
-has to look.
+A reward model memorises a reply that it reads twice; with new names each time it has to look at
+the text.
 """
 
 import random
@@ -14,7 +14,7 @@ from models.train.batches import Row
 
 
 def renamed(tokenizer: PreTrainedTokenizerBase, row: Row, rng: random.Random) -> Row:
-    """The row with its names and things exchanged for others, the same one for the same."""
+    """The row with its names and things replaced by others, consistently."""
     names, things = rng.sample(NAMES, len(NAMES)), rng.sample(THINGS, len(THINGS))
     new_ids = _exchange(tokenizer, NAMES, names)
     for old, new in ((NAMES, names), (THINGS, things)):
@@ -25,6 +25,6 @@ def renamed(tokenizer: PreTrainedTokenizerBase, row: Row, rng: random.Random) ->
 def _exchange(
     tokenizer: PreTrainedTokenizerBase, old: Sequence[str], new: Sequence[str]
 ) -> dict[int, int]:
-    """Ids for ids; every word is one token."""
+    """Map the old words' ids to the new words'; every word is one token."""
     pairs = [(tokenizer.encode(a), tokenizer.encode(b)) for a, b in zip(old, new, strict=True)]
     return {a: b for (a,), (b,) in pairs}

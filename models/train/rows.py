@@ -10,13 +10,13 @@ from models.train.labelled import Labelled
 from models.train.tokenizer import TAG
 
 MOVES_TO_GO, MOST_MOVES = 2, 15
-"""Labels from here on are numbers of moves, none above the most."""
+"""Labels from MOVES_TO_GO on are numbers of moves, of MOST_MOVES at most."""
 IN_PLACE = MOVES_TO_GO + MOST_MOVES + 1
-"""Labels from here on: of a block that need not move any more, and of one that has to."""
+"""The label of a block that need not move any more; the next one: of a block that has to."""
 
 
 def number_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """The ids of the numbers of moves that are told apart."""
+    """The token ids of the numbers of moves, 0 to MOST_MOVES."""
     return [tokenizer.encode(str(number))[0] for number in range(MOST_MOVES + 1)]
 
 
@@ -48,12 +48,12 @@ def learnt_row(tokenizer: PreTrainedTokenizerBase, row: Labelled) -> Row:
 
 
 def labels_within(tokenizer: PreTrainedTokenizerBase, row: Labelled) -> list[list[int]]:
-    """For the tokens of a reply's steps: 0 while all is right up to there, 1 at the fault.
+    """Label the tokens of a reply's steps: 0 while all is right up to there, 1 at the fault.
 
-    Nothing (IGNORED) behind the fault: labels there only teach that long replies tend to be wrong.
-    Nothing for a step that is legal in itself but leads nowhere. In a blocks world MOVES_TO_GO and
-    the moves to the goal at the end of legal steps; at the blocks that they show IN_PLACE or the
-    label after it, in every second step of the right ones and all behind.
+    IGNORED after the fault: labels there only teach that long replies tend to be wrong; IGNORED
+    also in a step that is legal in itself but leads nowhere. In a blocks world, a legal step's end
+    gets MOVES_TO_GO plus the moves to the goal, and the blocks that it shows IN_PLACE or the label
+    after it; the blocks only in every second right step, and in all steps after these.
     """
     labels = [[IGNORED] * len(step) for step in row.steps]
     texts = [text_of(tokenizer, step).removesuffix(STEP_BREAK) for step in row.steps]

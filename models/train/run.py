@@ -26,17 +26,17 @@ from models.train.optimizer import optimizers, set_rate
 SAVE_EVERY_S = 150
 LOG_EVERY = 20
 FREE = ("minutes", "rank", "device", "workers")
-"""Options that a run may be continued with otherwise: the plateau can be left at any time, each
-process has a checkpoint of its own, and where rows are drawn and learnt says nothing of which."""
+"""Options that may change when a run is continued: the plateau can be left at any time, each
+process has its own checkpoint, and device and workers do not affect which rows are drawn."""
 GPU_MICRO_TOKENS = 65_536
 DRAWN_AHEAD = 2
-"""Steps a worker."""
+"""Steps that each worker draws ahead."""
 
 Draw = Callable[[random.Random, int], list[Row]]
 
 
 class StepBatches(NamedTuple):
-    """What one process learns in a step: its tokens, those with a label, and the rows."""
+    """What one process learns in a step: its tokens, those with a label, and the batches."""
 
     tokens: int
     learnt: int
@@ -64,7 +64,7 @@ class TrainingRun:
     every learnt position of a batch, row by row; `export` takes the averaged weights after every
     checkpoint. `keep` is the average's memory, `rate_scale` scales all rates, `muon` as in
     `optimizers`.
-    Raises checkpoint.OtherRun where the last checkpoint is of other `options`.
+    Raises checkpoint.OtherRun if the last checkpoint is of other `options`.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class TrainingRun:
         self.step, self.tokens, self.spent_s = 0, 0, 0.0
         self.stopping = self.stopped = False
         self.clock = 0.0
-        """The time spent as all processes last agreed on it."""
+        """Seconds spent, as all processes last agreed on it."""
         self.sums: dict[str, list[Tensor]] = defaultdict(list)
         """By kind of row: sums and counts of losses."""
         if state is not None:
@@ -110,7 +110,7 @@ class TrainingRun:
         parallel.leave(self.name, self.world)
 
     def train_until(self, seconds: float) -> None:
-        """Step until so much of the budget is spent or SIGTERM comes, from rows drawn anew."""
+        """Step until `seconds` of the budget are spent or SIGTERM comes, from rows drawn anew."""
         signal.signal(signal.SIGTERM, lambda *_: self.stop())
         last_save, batches = self.clock, self.drawn()
         while self.clock < min(seconds, self.budget_s) and not self.stopped:
@@ -122,12 +122,12 @@ class TrainingRun:
                 last_save = self.clock
 
     def spend(self, seconds: float) -> None:
-        """Count what was done between steps as time of this run, which no other process shares."""
+        """Count work between steps as time of this run; no other process may share the run."""
         self.spent_s += seconds
         self.clock += seconds
 
     def drawn(self) -> Iterator[StepBatches]:
-        """What the steps from here on learn."""
+        """The batches of the steps from the current one on."""
         loader = DataLoader(
             self.steps,
             batch_size=None,
@@ -163,7 +163,7 @@ class TrainingRun:
         self.stopped = stopping > 0
 
     def stop(self) -> None:
-        """Ask all processes to end after the step in which they hear of it."""
+        """Ask all processes to end after the step that tells them."""
         self.stopping = True
 
     def save(self) -> None:
@@ -219,12 +219,12 @@ def _as_they_are(batches: Any) -> Any:
 
 
 def _ends_by_sigterm(_: int) -> None:
-    """A worker has no step to finish."""
+    """Let SIGTERM end a worker at once: it has no step to finish."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def arguments(description: str | None, minutes: float) -> argparse.ArgumentParser:
-    """What every training command takes: `minutes` by default, one process unless told."""
+    """The options of every training command; `minutes`: the default of `--minutes`."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--minutes", type=float, default=minutes)
     parser.add_argument("--rank", type=int, default=0, help="which of the processes this is")

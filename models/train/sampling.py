@@ -43,7 +43,7 @@ class _Rows:
     place: Tensor
 
     def keep(self, mask: Tensor) -> None:
-        """Drop the rows that have ended."""
+        """Keep only the rows that `mask` marks."""
         self.keys = [key[mask] for key in self.keys]
         self.values = [value[mask] for value in self.values]
         self.bias, self.last, self.place = (

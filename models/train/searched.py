@@ -1,7 +1,7 @@
-"""Trees of train questions, grown as `rebase` grows them, many at once and on any device.
+"""Grow trees of train questions as `rebase` does, many at once and on any device.
 
-A reward model that never saw what a wide search selects is what a wide search learns to fool: from
-each tree come the leaves that teach most, labelled by the checker.
+A wide search fools a reward model that never saw what such a search selects: each tree gives the
+leaves that teach most, labelled by the checker.
 """
 
 import json
@@ -31,7 +31,7 @@ from search.policies.rebase import allocate
 
 WIDTH = 64
 TEMPERATURES = (0.1, 0.2, 0.4, 4.0)
-"""Of the rewards: a tree is grown by one of them. By the last, it is of plain samples."""
+"""Reward temperatures, one for each tree; by the last one, a tree is of plain samples."""
 STEP_TOKENS = 64
 LAST_SHARE = 0.5
 SCORED_TOKENS, GPU_SCORED_TOKENS = 4096, 262_144
@@ -51,7 +51,7 @@ class Path:
 
 @dataclass
 class Grown:
-    """One question's tree: what may still grow, and the leaves, those ended and those left."""
+    """One question's tree: its frontier, which may still grow, and its leaves, `ended` of them."""
 
     question: str
     prompt: list[int]
@@ -61,13 +61,13 @@ class Grown:
     ended: int = 0
 
     def distinct(self) -> list[Path]:
-        """The leaves, one for equal steps."""
+        """The leaves and the frontier, one path for equal steps."""
         paths = [*self.leaves, *self.frontier]
         return list({path.steps: path for path in paths if path.steps}.values())
 
 
 class Searcher:
-    """Grows trees with one policy and whatever reward model it is given."""
+    """Grows trees with one policy and any reward model."""
 
     def __init__(self, policy: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase) -> None:
         self.tokenizer, self.sampler = tokenizer, Sampler(policy)
@@ -92,7 +92,7 @@ class Searcher:
         return trees
 
     def _shares(self, tree: Grown) -> Iterator[Path]:
-        """Every frontier node once for each child that it gets; others are leaves from now on."""
+        """Yield each frontier path once for each child that it gets; the others become leaves."""
         ranked = sorted(tree.frontier, key=lambda path: -path.reward)
         tree.frontier = []
         if not ranked:
@@ -104,7 +104,7 @@ class Searcher:
             yield from [path] * share
 
     def _grow(self, prm: LlamaForCausalLM, children: list[tuple[Grown, Path]], seed: int) -> None:
-        """Draw and score one step of each."""
+        """Draw and score one step for each child."""
         prompts = [tree.prompt for tree, _ in children]
         prefixes = [p + path.ids() for p, (_, path) in zip(prompts, children, strict=True)]
         room = min(ROOM, max(map(len, prefixes)) + STEP_TOKENS)
@@ -126,7 +126,7 @@ class Searcher:
     def _rewards(
         self, prm: LlamaForCausalLM, prompts: list[list[int]], paths: list[Path]
     ) -> list[float]:
-        """P(`+`) at the last tag of each."""
+        """P(`+`) at the last tag of each path."""
         rows = [
             tagged_end(prompt + flat([[*step, self.tag] for step in path.steps]))
             for prompt, path in zip(prompts, paths, strict=True)
@@ -163,8 +163,8 @@ def telling(
 
 
 class TreeRounds:
-    """Labelled leaves of trees that are grown, round after round, with the reward model as it is by
-    then: `trees` of each of the `tasks`."""
+    """Labelled leaves of trees that are grown, round after round, with the current reward model:
+    `trees` of each of the `tasks`."""
 
     def __init__(
         self,
@@ -181,7 +181,7 @@ class TreeRounds:
         self.rounds: dict[str, list[list[Labelled]]] = {name: [] for name in tasks}
 
     def grow(self, prm: LlamaForCausalLM, workers: int) -> float:
-        """Add a round, labelled by so many processes; the seconds that it took."""
+        """Add a round, labelled by `workers` processes; return the seconds that it took."""
         start = time.monotonic()
         for name, rounds in self.rounds.items():
             rng = random.Random(f"{self.seed} {name} {len(rounds)}")
@@ -210,7 +210,7 @@ class TreeRounds:
         return sum(row.labels[-1] for row in rows) / len(rows)
 
     def draw(self, rng: random.Random, count: int) -> list[Labelled]:
-        """So many rows, each task as often as any, half of them of the last round."""
+        """Draw `count` rows, tasks with equal odds; half from the last round, half from any."""
         rows = []
         for _ in range(count):
             rounds = self.rounds[rng.choice(list(self.rounds))]

@@ -1,6 +1,6 @@
 """Next steps of one state, right and wrong, and what is wrong with each.
 
-What a reward model is for is their order: which child of a right path a search goes on with.
+A reward model has to order them: a search goes on with the best child of a right path.
 Endless, exactly labelled by the tasks' checkers, and without sampling;
 `python -m models.train.measure siblings` says how often a model puts a right one above a wrong one.
 """
@@ -15,9 +15,9 @@ from models.tasks.number_puzzle import Move, Numbers, reachable, step_text
 
 RIGHT, DEAD_END, WASTED, MISSHOWN = "right", "dead end", "wasted", "misshown"
 LEGAL_EACH = 3
-"""Right steps and dead ends of a number puzzle: at most so many of each."""
+"""The most right steps, and the most dead ends, of a number puzzle."""
 TEMPTING_SHARE = 0.5
-"""Of the near misses: so many leave the target within reach, where one of those looked at does."""
+"""The share of near misses that leave the target in reach, if one of the first LOOKED_AT does."""
 LOOKED_AT = 12
 OTHER_RESULT = {"-": int.__add__, "+": int.__mul__, "*": int.__add__, "/": int.__sub__}
 
@@ -39,7 +39,7 @@ class Siblings(NamedTuple):
 
 
 def siblings(name: str, question: str, rng: random.Random) -> Siblings:
-    """Steps from a random state on a right path. Raises ValueError for a task without them."""
+    """Steps from a random state on a right path. Raises ValueError for a task without siblings."""
     path = TASKS[name].solve(question, rng)[:-1]
     before = path[: rng.randrange(len(path))]
     puzzle = number_puzzle.parse_question(question)
@@ -72,7 +72,7 @@ def _of_numbers(
 
 
 def near_misses(numbers: Numbers, target: int, legal: list[Move]) -> dict[str, list[Move]]:
-    """What a policy writes that wants a sum to come out, kind by kind."""
+    """Near misses by kind, as a policy writes that forces a sum to come out."""
     claims = {
         "off by one": [(m, m.result + off) for m in legal for off in (-1, 1)],
         "digit": [(m, m.result + off) for m in legal for off in (-20, -10, 10, 20)],

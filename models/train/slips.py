@@ -1,7 +1,7 @@
-"""The policy's drills with words put wrong: what teaches the reward model to compare.
+"""The policy's drills with wrong words, which teach the reward model to compare.
 
-In a reply to be judged a wrong word is rare and the question far; here every third word may be
-wrong, and what it should be was said before or follows from the two words in front.
+In a reply to be judged a wrong word is rare and the question far away; here every third word may be
+wrong, and the right one stands earlier in the text or follows from the two words before it.
 """
 
 import random
@@ -21,7 +21,7 @@ NEARBY = 0.7
 OFF_SHARE = 0.6
 """How often a sum's wrong result is off by little."""
 SOUND_LEARNT = 0.2
-"""The share learnt of the words that are never put wrong."""
+"""The share of the never changed words that is learnt."""
 
 
 @lru_cache(1)
@@ -33,7 +33,7 @@ def word_classes(tokenizer: PreTrainedTokenizerBase) -> dict[int, list[int]]:
 
 
 def slipped_drill(tokenizer: PreTrainedTokenizerBase, rng: random.Random) -> Row:
-    """A drill's question and reply, some words of the reply put wrong: 1 there, 0 elsewhere."""
+    """A drill's question and reply with some wrong words, labelled 1 there and 0 elsewhere."""
     drill = rng.choice(KINDS)
     question, (reply,) = drill(rng)
     prompt, ids = prompt_ids(tokenizer, question), tokenizer.encode(reply)

@@ -1,8 +1,8 @@
-"""Word problems worked out as a search does: right conclusions, and near misses gone on from.
+"""Random derivations of word problems like a search's: right conclusions, and near misses.
 
-Endless and exactly labelled. A near miss is what a policy writes that loses its place: a fact read
-as another one, a number quoted wrong or before it is known, a sum that comes out wrong, other
-things counted than those asked for.
+Endless and exactly labelled. A near miss, from which the walk goes on, imitates a policy that loses
+its place: a fact taken for another, a number misquoted or used before it is known, a wrong sum, or
+things counted that were not asked for.
 """
 
 import random
@@ -13,17 +13,17 @@ from models.train.careless import NUMBERS, TRIES, misquote
 from models.train.misreading import misread_fact
 
 MISS_SHARE = 0.2
-"""Of the conclusions up to the first near miss."""
+"""The share of near misses among the conclusions up to the first."""
 ASIDE_SHARE = 0.15
-"""Of the conclusions: so many may be any that follow, whether the answer needs them or not."""
+"""The share of conclusions that may be any legal one, whether the answer needs it or not."""
 OFF_BY = (-20, -10, -3, -2, -1, 1, 2, 3, 10, 20)
 
 Conclusion = tuple[str, str, int]
-"""A step's text, of whom it tells, and the number."""
+"""A step's text, the person it is about, and the number."""
 
 
 def walk(question: str, rng: random.Random) -> list[str]:
-    """The steps of one walk, its answer line included. Raises ValueError for no word problem."""
+    """The steps of a walk and its answer line. Raises ValueError if it is no word problem."""
     story = parse_story(question)
     if story is None:
         raise ValueError(f"not a word problem: {question!r}")
@@ -35,7 +35,7 @@ def walk(question: str, rng: random.Random) -> list[str]:
 
 
 def _attempt(story: Story, rng: random.Random) -> list[str]:
-    """Empty where a near miss left no way on, or a number too large to be said."""
+    """A walk's steps; empty if a near miss left no way on, or for too large a number."""
     amounts, steps, faulty = given(story), [], False
     while story.who not in amounts:
         ways = ways_on(story, amounts)
@@ -56,7 +56,7 @@ def _attempt(story: Story, rng: random.Random) -> list[str]:
 
 
 def near_miss(story: Story, amounts: dict[str, int], rng: random.Random) -> Conclusion | None:
-    """A conclusion that does not follow from what is known; None where none was found."""
+    """A conclusion that does not follow from what is known; None if none was found."""
     legal = {text for text, _, _ in conclusions(story, amounts)}
     for _ in range(TRIES):
         kind = rng.choice((_misreads, _misreads, _misquotes, _guesses, _miscounts, _other_things))
@@ -68,7 +68,7 @@ def near_miss(story: Story, amounts: dict[str, int], rng: random.Random) -> Conc
 
 
 def _misreads(story: Story, amounts: dict[str, int], rng: random.Random) -> list[Conclusion]:
-    """From a fact told the other way round, with another's words, or of somebody else."""
+    """Conclusions from a misread fact, see `misread_fact`."""
     facts = list(story.facts)
     place = rng.choice([i for i, fact in enumerate(facts) if fact.kind != "base"])
     facts[place] = misread_fact(story, facts[place], rng)
@@ -76,7 +76,7 @@ def _misreads(story: Story, amounts: dict[str, int], rng: random.Random) -> list
 
 
 def _misquotes(story: Story, amounts: dict[str, int], rng: random.Random) -> list[Conclusion]:
-    """From somebody's number quoted wrong."""
+    """Conclusions from a misquoted number."""
     legal = list(conclusions(story, amounts))
     if not legal:
         return []
@@ -85,7 +85,7 @@ def _misquotes(story: Story, amounts: dict[str, int], rng: random.Random) -> lis
 
 
 def _guesses(story: Story, amounts: dict[str, int], rng: random.Random) -> list[Conclusion]:
-    """From a number that is not known yet, as if it were another's."""
+    """Conclusions from a number that is not known yet, as if it were another person's."""
     people = {other for fact in story.facts for other in fact.others} - amounts.keys()
     if not people or not amounts:
         return []
@@ -94,7 +94,7 @@ def _guesses(story: Story, amounts: dict[str, int], rng: random.Random) -> list[
 
 
 def _miscounts(story: Story, amounts: dict[str, int], rng: random.Random) -> list[Conclusion]:
-    """With a sum that comes out wrong."""
+    """Conclusions with a wrong sum."""
     off = rng.choice(OFF_BY)
     return [
         (_with_result(text, number, number + off), who, number + off)
@@ -110,7 +110,7 @@ def _with_result(text: str, right: int, claimed: int) -> str:
 
 
 def _other_things(story: Story, amounts: dict[str, int], rng: random.Random) -> list[Conclusion]:
-    """About other things than those asked for."""
+    """Conclusions about other things than those asked for."""
     other_thing = rng.choice([thing for thing in THINGS if thing != story.thing])
     return [
         (text.replace(story.thing, other_thing), who, number)

@@ -17,7 +17,7 @@ from models.train.tokenizer import END
 SLIPPED_SHARE = 5 / 6
 MISREAD_SHARE = 0.5
 CARELESS_SHARE = 0.3
-"""Of word problems; in the rest one word is put wrong."""
+"""Shares of the slipped word problems; in the rest one word is wrong."""
 CARELESSNESS = 0.3
 
 
@@ -40,7 +40,7 @@ def lesson(tokenizer: PreTrainedTokenizerBase, task: Task, rng: random.Random) -
 
 
 def _derivation_with_slip(task: Task, question: str, rng: random.Random) -> list[str]:
-    """A derivation with a number gone wrong, carried on or not, or of a story misread."""
+    """A derivation with a wrong number, carried on or not, or of a misread story."""
     kind = rng.random() if task.name == "wordproblem" else 1.0
     if kind < CARELESS_SHARE:
         return careless(question, rng, CARELESSNESS)

@@ -1,8 +1,8 @@
 """Labelled trajectories out of searched trees: what a search follows, its mistakes included.
 
 `hedgerow eval --task blocksworld --split train --policy rebase --width 64 --trees FILE`, then
-`python -m models.train.tree_data FILE...` adds them to the cache. A reward model that never saw
-what a wide search selects is what a wide search learns to fool.
+`python -m models.train.tree_data FILE...` adds them to the cache. A wide search fools a
+reward model that never saw what such a search selects.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from search.tree import Node, Tree
 from search.tree_json import from_json
 
 FOOLED, TRUSTED, OTHERS = 6, 3, 5
-"""Leaves a tree: wrong ones by falling reward, right ones by falling reward, at random."""
+"""Leaves from each tree: the wrong and the right ones of highest reward, others at random."""
 
 
 def instructive(rows: list[tuple[float, Labelled]], rng: random.Random) -> list[Labelled]:
@@ -36,7 +36,7 @@ def instructive(rows: list[tuple[float, Labelled]], rng: random.Random) -> list[
 
 
 def leaves_of(tree: Tree) -> Iterator[Node]:
-    """Every node that nothing was drawn below and that was scored, one for equal steps."""
+    """The scored nodes without children, one for equal steps."""
     paths: set[tuple[tuple[int, ...], ...]] = set()
     for node in tree.nodes[1:]:
         if node.children or node.reward is None:

@@ -14,25 +14,25 @@ from search.tree import ROOT, Node, NodeState, Tree
 
 RESTARTS = 2
 ROUNDING = 1e-9
-"""A share that equals its threshold but for rounding reaches it."""
+"""A share that misses its threshold only by rounding reaches it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Adaptive:
-    """First ``chains`` independent chains; if the share ``agreement`` of them has one answer, that
-    is all. Else REBASE grows a tree with the places that are left, and the chains take part: their
-    steps are candidates at every level beside the tree's own, without having to be drawn again, and
-    their ends vote along.
+    """Draws ``chains`` independent chains; if the share ``agreement`` of them has one answer, the
+    search ends. Else REBASE grows a tree with the remaining places, and the chains take part:
+    their steps are candidates at every level beside the tree's own, without being drawn again, and
+    their replies vote too.
 
-    A chain that dies (an empty or looping step) or states no answer agrees with nobody, and its
-    place is spent: the tree finishes ``width`` - ``chains`` trajectories. At the root it draws so
-    many children that with the chains' open first steps there is one for each of its places, or
-    none if these are enough. A chain's step that gets no child is passed over and stays open; a
-    leaf of the tree is pruned. Ties: REBASE's.
+    A chain that dies (an empty or looping step) or states no answer agrees with none, and its place
+    is used up: the tree finishes ``width`` - ``chains`` trajectories. At the root it draws as many
+    children as its places exceed the chains' open first steps, or none if these are enough. A
+    chain's step that gets no child is skipped and stays open; a leaf of the tree is pruned. Ties:
+    as in REBASE.
 
-    Easy questions cost as much as their chains; what is hard has a tree, and votes that do not all
-    descend from one step. (Aggarwal et al. 2023 stop sampling where samples agree; Snell et al.
-    2024 spend by difficulty. To go on with a tree that these samples seed is ours.)
+    Easy questions cost no more than their chains; hard ones get a tree, and votes that do not all
+    descend from one step. (Aggarwal et al. 2023 stop sampling when samples agree; Snell et al.
+    2024 spend by difficulty. Seeding a tree with these samples is our own.)
     """
 
     width: int
@@ -50,11 +50,11 @@ class Adaptive:
         return cls(spec.width, chains, spec.agreement, tree_search)
 
     def plan(self, tree: Tree) -> Round | None:
-        """As ``plan_knowing`` where no answers are known."""
+        """Plan as ``plan_knowing`` does without any answers."""
         return self.plan_knowing(tree, {})
 
     def plan_knowing(self, tree: Tree, answers: Mapping[str, Sequence[Node]]) -> Round | None:
-        """The chains' next steps; once they are over, nothing if they agree, else a level."""
+        """The chains' next steps; once they end, None if they agree, else the tree's next level."""
         if not tree[ROOT].children:
             return Round({ROOT: self.chains})
         if self._depth(tree) is not None:
@@ -65,8 +65,8 @@ class Adaptive:
         return None if self._agreed(answers) else self._level(tree)
 
     def frontier(self, tree: Tree) -> list[Node]:
-        """The tree's open leaves and the chains' steps beside and below them; before there is a
-        tree, and as long as it may start again, all that is open."""
+        """The tree's open leaves and the chains' open steps at their depth or below; at any depth
+        while there is no tree, or while it may restart at the root."""
         restarts = self.tree_search.restarts
         again = restarts is not None and restarts.possible(tree, self.width)
         depth = 0 if again else self._depth(tree) or 0
@@ -103,12 +103,12 @@ class Adaptive:
         return [node for node in self.frontier(tree) if node.depth == depth]
 
     def _places(self, tree: Tree) -> int:
-        """Trajectories that the tree is still to finish."""
+        """How many trajectories the tree still has to finish."""
         finished_chains = sum(self._in_chain(node) for node in tree.finished())
         return remaining(tree, self.width) - (self.chains - finished_chains)
 
     def _depth(self, tree: Tree) -> int | None:
-        """The depth of the tree's last level; None as long as there are chains alone."""
+        """The depth of the tree's last level; None while there are only chains."""
         last = tree.nodes[-1]
         return None if self._in_chain(last) else last.depth
 
@@ -118,6 +118,6 @@ class Adaptive:
         return node.id == ROOT or (node.path[0] < self.chains and not any(node.path[1:]))
 
     def _agreed(self, answers: Mapping[str, Sequence[Node]]) -> bool:
-        """Whether enough chains have one answer; nobody agrees with a single one."""
+        """Whether enough chains have the same answer; a single chain never agrees."""
         largest = max(map(len, answers.values()), default=0)
         return largest > 1 and largest >= self.agreement * self.chains - ROUNDING

@@ -16,9 +16,9 @@ class Beam(LevelPolicy):
 
     The published code rounds each beam's share up and so exceeds its width; here the shares add up
     to it: the remainder goes to the better beams. Ties, in keeping and in sharing: the lower id.
-    With ``filter_duplicates``, as in the published recipes, leaves that say the same from the root
-    on are one beam: else the best step, drawn often, soon is every beam. Where there are fewer
-    distinct leaves than beams, those share the width.
+    With ``filter_duplicates``, as in the published recipes, leaves with the same steps from the
+    root count as one beam: otherwise the best step, drawn often, would soon be every beam. If
+    there are fewer distinct leaves than beams, they share the width.
     """
 
     width: int
@@ -32,7 +32,7 @@ class Beam(LevelPolicy):
         return cls(spec.width, beams_of(spec), spec.filter_duplicates)
 
     def share(self, tree: Tree, leaves: list[Node], spend: int) -> Round:
-        """The best leaves, evenly."""
+        """Share ``spend`` evenly among the best leaves."""
         ranked: dict[int, int] = {}
         for leaf in by_reward(leaves, "beam"):
             ranked.setdefault(leaf.first if self.filter_duplicates else leaf.id, leaf.id)

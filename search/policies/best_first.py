@@ -13,7 +13,7 @@ from search.tree import ROOT, Finish, Node, NodeState, Tree
 
 EXPLORATION = 1 / sqrt(2)
 ROUNDING = 1e-9
-"""A reward that equals its threshold but for rounding reaches it."""
+"""A reward that misses its threshold only by rounding reaches it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,16 +24,16 @@ class BestFirst(ExpansionBudget):
     them has grown. It is followed if its reward reaches a share of the mean reward of all steps
     expanded so far: the share is ``early_stop`` where the expanded step led its own siblings (an
     exploited path, which stops early), ``deep_seek`` where it did not (an explored one, which is
-    taken deep). Paths that go on come first, by falling reward. What is left of the round explores:
-    the open leaves with the highest Q/N + c * sqrt(1 + N_parent) * r / (1 + N). N is 1 and one more
-    for each trajectory finished at or below, Q the sum of their rewards, r the leaf's own. All by
-    the tree at the round's start: a virtual visit would only raise the leaves beside the one that
-    was chosen. Ties go to the lower id.
+    taken deep). Paths that go on come first, by falling reward. The rest of the round explores: it
+    takes the open leaves with the highest Q/N + c * sqrt(1 + N_parent) * r / (1 + N). N is 1 and
+    one more for each trajectory finished at or below, Q the sum of their rewards, r the leaf's own.
+    All are computed from the tree at the round's start: a virtual visit would only raise the
+    siblings of the leaf that was chosen. Ties go to the lower id.
 
-    What has been said before, steps and all, is *old*: an old leaf is explored when no new one is
-    left, for samples that its twin did not draw. (Small models repeat themselves; without this a
-    search spends itself on one dead end that it has reached in forty ways.) A leaf is expanded
-    once, to ``branch`` children; when no leaf at all is left, the root once more.
+    A leaf with the same steps as an earlier node is *old*: it is explored when no new one is left,
+    for samples that its twin did not draw. (Small models repeat themselves; without this a search
+    can be spent on one dead end that it reached in forty ways.) A leaf is expanded once, to
+    ``branch`` children; when no leaf at all is left, the root is expanded once more.
     A round never draws more children than trajectories are still to finish, so the width holds. It
     is over when ``width`` have finished, when ``enough`` have ended by themselves and no new leaf
     has a higher reward than the best of them, or when ``expansions`` are spent: what is open then
@@ -116,7 +116,7 @@ class BestFirst(ExpansionBudget):
         )
 
     def score(self, visits: VisitCounts, leaf: Node) -> float:
-        """What exploring an open leaf is worth; the root has no rival."""
+        """The value of exploring an open leaf; 0 for the root, which has no rival."""
         if leaf.id == ROOT:
             return 0.0
         reach = sqrt(1 + visits.count[leaf.parent]) / (1 + visits.count[leaf.id])

@@ -1,4 +1,4 @@
-"""DORA: children by directions of thought, not by how many leaves went there."""
+"""DORA: shares children among directions of thought, however many leaves each one has."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from search.spec import SearchSpec
 from search.tree import ROOT, Node, Tree
 
 NOISE = 1e-9
-"""A quota that is a whole number but for rounding is that number."""
+"""A quota that differs from a whole number only by rounding is that number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,15 +26,15 @@ class Dora(LevelPolicy):
 
     A leaf's quota is the softmax of its reward, exp(R_i / T), times its uniqueness: its own share
     of the softmax of its last step's cosine similarities, exp(1 / T_s) over the sum of
-    exp(s_ij / T_s) over all leaves j. So k leaves that say the same have together what
-    one of them alone would have, and a direction is funded by how good it is, not by how many
-    candidates it has. The paper's are T = 0.1 and T_s = 0.01, for BGE-M3 embeddings.
+    exp(s_ij / T_s) over all leaves j. So k leaves with the same last step together get what one of
+    them alone would get, and a direction is funded by how good it is, not by how many candidates
+    it has. The paper's are T = 0.1 and T_s = 0.01, for BGE-M3 embeddings.
 
     The paper rounds every quota; here the children add up to the width: a leaf has the whole part
-    of its quota, and what is left goes by the largest fractions, of equal ones to the better
+    of its quota, and the remainder goes to the largest fractions, of equal ones to the better
     reward, then to the lower id. A leaf without a child is pruned, down to ``floor_levels`` only
-    where there is none for it (``with_floor``). Where the embedder fails, leaves with equal last
-    steps are the directions.
+    if no child is left for it (``with_floor``). If the embedder fails, leaves with equal last
+    steps are one direction.
     """
 
     width: int
@@ -53,23 +53,23 @@ class Dora(LevelPolicy):
         return cls(spec.width, *temperatures, spec.floor_levels, restarts=restarts)
 
     def suited_to(self, embedder: str | None) -> Dora:
-        """Itself, for any embedder. Raises EngineError if there is none."""
+        """Return this policy, which fits any embedder. Raises EngineError if there is none."""
         if embedder is None:
             raise EngineError("the engine embeds nothing; policy dora needs embeddings")
         return self
 
     def to_embed(self, tree: Tree) -> list[Node]:
-        """The open leaves, unless they cannot differ."""
+        """The open leaves; none if their last steps are all equal."""
         leaves = list(tree.leaves())
         compares = len({leaf.tokens for leaf in leaves}) > 1
         return leaves if compares and leaves[0].id != ROOT else []
 
     def uncompared(self, tree: Tree) -> Round | None:
-        """Equal last steps are one direction, all others are directions of their own."""
+        """Plan without embeddings: leaves with equal last steps are one direction."""
         return replace(self, embedded=False).plan(tree)
 
     def share(self, tree: Tree, leaves: list[Node], spend: int) -> Round:
-        """The leaves by their rewards and directions."""
+        """Share ``spend`` among the leaves by their rewards and directions."""
         ranked = by_reward(leaves, "dora")
         top = ranked[0].reward or 0.0
         weights = [
@@ -96,9 +96,9 @@ class Dora(LevelPolicy):
 
 
 def quotas(weights: Sequence[float], total: int) -> list[int]:
-    """``total`` over the weights: whole parts first, then one each by the largest fractions.
+    """Split ``total`` by the weights: whole parts first, then one each to the largest fractions.
 
-    Fractions that differ by rounding noise alone are equal; those go to the earlier ones.
+    Fractions that differ only by rounding noise are equal; the earlier ones come first.
     """
     whole = fsum(weights)
     exact = [total * (weight / whole) for weight in weights]

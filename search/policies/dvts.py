@@ -22,9 +22,9 @@ class Dvts(LevelPolicy):
     the subtree has left; ties go to the lower id. A subtree that dies (its leaves were empty or
     loops) leaves what it has not finished to the living ones, evenly, the lower ones first.
 
-    Where the published codes differ: N // subtrees children each, so that a remainder is lost; ours
-    add up to the width. Trajectories that ended stand as they are and never compete with the open
-    ones; the candidates of the last step are no trajectories unless they ended.
+    The published codes differ: they give N // subtrees children to each, which loses a remainder;
+    ours add up to the width. Trajectories that ended are kept and never compete with the open ones;
+    candidates of the last step are trajectories only if they ended.
     """
 
     width: int
@@ -37,7 +37,7 @@ class Dvts(LevelPolicy):
         return cls(spec.width, min(beams_of(spec), spec.width))
 
     def share(self, tree: Tree, leaves: list[Node], spend: int) -> Round:
-        """The best leaf of every living subtree."""
+        """Expand the best leaf of every living subtree."""
         best: dict[int, Node] = {}
         for leaf in by_reward(leaves, "dvts"):
             best.setdefault(self.subtree(leaf), leaf)
@@ -51,10 +51,10 @@ class Dvts(LevelPolicy):
         return next(i for i, end in enumerate(runs) if node.path[0] < end)
 
     def ends(self, living: list[int], finished: Mapping[int, int]) -> dict[int, int]:
-        """How many trajectories each living subtree is to finish in all, by rising subtree.
+        """How many trajectories each living subtree has to finish in all, by rising subtree.
 
-        ``finished``: trajectories by subtree. What the dead ones leave over never shrinks while
-        subtrees die, so that nobody's end moves below what it has finished.
+        ``finished``: trajectories by subtree. What dead subtrees leave over never shrinks while
+        subtrees die, so that no subtree's number falls below what it has finished.
         """
         shares = self._shares()
         remainder = sum(shares[i] - finished[i] for i in shares if i not in living)

@@ -1,4 +1,4 @@
-"""ETS: the leaves that are worth their KV, and among them REBASE."""
+"""ETS: keep the leaves that are worth their KV, and run REBASE on them."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Ets(LevelPolicy):
     Ties: in REBASE the lower id; between equal optima of a small program the lower ids, of a large
     one the solver's own, which is the same for the same tree. Leaves with the same token path share
     their KV, so they are kept or given up together. If the program is not solved within
-    ``node_limit`` branch-and-bound nodes, all leaves are kept: the round is REBASE's, and says so.
-    It is REBASE's too where the embedder fails.
+    ``node_limit`` branch-and-bound nodes, all leaves are kept: the round is REBASE's, marked as
+    ``fell_back``. It is REBASE's too if the embedder fails.
     """
 
     width: int
@@ -60,11 +60,11 @@ class Ets(LevelPolicy):
 
     @classmethod
     def without_clusters(cls, spec: SearchSpec) -> Ets:
-        """ETS-KV: the diversity weight is 0 whatever the spec says."""
+        """ETS-KV: the diversity weight is always 0; the spec's own is ignored."""
         return cls.from_spec(spec.model_copy(update={"diversity_weight": 0.0}))
 
     def suited_to(self, embedder: str | None) -> Ets:
-        """With the embedder's threshold where none is set. Raises EngineError if it needs one."""
+        """Default to the embedder's threshold. Raises EngineError if one is needed and missing."""
         if not self.diversity_weight or not self.budget_weight:
             return self
         if embedder is None:
@@ -74,7 +74,7 @@ class Ets(LevelPolicy):
         return self if self.threshold is not None else replace(self, threshold=default)
 
     def to_embed(self, tree: Tree) -> list[Node]:
-        """The open leaves, unless they cannot differ or nobody asks whether they do."""
+        """The open leaves; none if their steps are equal or the weights make comparing useless."""
         leaves = list(tree.leaves())
         return leaves if self._compares(leaves) else []
 
@@ -83,7 +83,7 @@ class Ets(LevelPolicy):
         return replace(self, budget_weight=0.0).plan(tree)
 
     def share(self, tree: Tree, leaves: list[Node], spend: int) -> Round:
-        """The leaves worth keeping, by their rewards."""
+        """Share ``spend`` among the leaves worth keeping, by their rewards."""
         ranked = by_reward(leaves, "ets")
         kept_ids = self._worth_keeping(tree, ranked, spend)
         kept_leaves = [node for node in ranked if kept_ids is None or node.id in kept_ids]
@@ -110,7 +110,7 @@ class Ets(LevelPolicy):
         return {leaf.id for leaf, end in zip(leaves, blocks.ends, strict=True) if end in ends}
 
     def _clusters(self, leaves: Sequence[Node]) -> list[int]:
-        """Each leaf's cluster by its last step; none where there is nothing to compare."""
+        """Each leaf's cluster by its last step; empty if there is nothing to compare."""
         if not self._compares(leaves):
             return []
         vectors = {}

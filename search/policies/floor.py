@@ -1,4 +1,4 @@
-"""A floor below every distinct step: soft pruning where rewards are still unsure."""
+"""Give every distinct step a child: soft pruning while rewards are still unreliable."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from search.tree import Node
 
 
 def with_floor(ranked: Sequence[Node], shares: Mapping[int, int]) -> dict[int, int]:
-    """Shares by node id, changed so that each distinct path has a child, as far as they go.
+    """Change shares, by node id, so that each distinct path has a child, as far as they suffice.
 
-    ``ranked``: the leaves, best first. What a path lacks is given to its best leaf and taken, one
-    child at a time, from the largest share, of equal ones from the lower leaf; no path gives its
-    last child. Where there are fewer children than paths, the better ones have them.
+    ``ranked``: the leaves, best first. The best leaf of a path without a child gets one, taken from
+    the largest share, among equal ones from the lower-ranked leaf; no path gives its last child. If
+    there are fewer children than paths, the better paths have them.
     """
     leaf_children = dict(shares)
     children = Counter[int]()

@@ -54,7 +54,7 @@ class Mcts(ExpansionBudget):
         return cls(*cls.of(spec), EXPLORATION if spec.exploration is None else spec.exploration)
 
     def plan(self, tree: Tree) -> Round | None:
-        """As many walks as the round has room for."""
+        """Take as many walks as the round has room for."""
         visits = VisitCounts.of(tree, "mcts", lambda _: True)
         slots, width = self.room(tree)
         if slots <= 0 or width <= 0:
@@ -75,11 +75,11 @@ class Mcts(ExpansionBudget):
         ] or [tree[ROOT]]
 
     def expansion_order(self, tree: Tree) -> list[Node]:
-        """The next round, the walks under way that it has no room for, then what may grow by the
-        least that one child on the way there is worth less than the best beside it.
+        """The next round's nodes, the walks under way that it has no room for, then the other nodes
+        that may grow, by rising gap (``_gaps``).
 
-        A walk that goes elsewhere lowers what lies on its way: first in turn is who is nearest to
-        being the best.
+        Each walk lowers the value of the nodes on its way: the node with the smallest gap to the
+        best is next in turn.
         """
         visits = VisitCounts.of(tree, "mcts", lambda _: True)
         may_grow = {node.id for node in self.frontier(tree)}
@@ -95,7 +95,7 @@ class Mcts(ExpansionBudget):
         return StopReason.WIDTH_SPENT if remaining(tree, self.width) > 0 else None
 
     def value(self, visits: VisitCounts, child: Node) -> float:
-        """What it is worth to walk on to ``child``."""
+        """The PUCT value of walking on to ``child``."""
         tree = visits.tree
         parent = tree[child.parent]
         equal_siblings = sum(tree[sibling].tokens == child.tokens for sibling in parent.children)
@@ -107,7 +107,7 @@ class Mcts(ExpansionBudget):
         return not node.children or (expansions(node, self.branch) + 1) ** 2 <= below
 
     def _round_nodes(self, visits: VisitCounts, may_grow: set[int], slots: int) -> list[Node]:
-        """The nodes of a round, taken out of ``may_grow``; each is a visit for the next."""
+        """The nodes of a round, removed from ``may_grow``; each is a visit for the next one."""
         nodes = heads(visits.tree, self.branch)[:slots]
         for node in nodes:
             may_grow.remove(node.id)
@@ -120,8 +120,8 @@ class Mcts(ExpansionBudget):
         return nodes
 
     def _gaps(self, visits: VisitCounts, may_grow: set[int]) -> dict[int, float]:
-        """For each node on the way to one that may grow, the largest amount by which it or one
-        above is worth less than the best of the children beside it that lead there."""
+        """For each node on the way to one that may grow, the largest amount by which it or an
+        ancestor is worth less than the best sibling that leads to such a node."""
         tree = visits.tree
         path_ids = tree.above(tree[node] for node in may_grow)
         gaps = {ROOT: 0.0}
@@ -136,7 +136,7 @@ class Mcts(ExpansionBudget):
         return gaps
 
     def _walk(self, visits: VisitCounts, may_grow: set[int]) -> Node:
-        """From the root to the first node that may grow."""
+        """Walk from the root to the first node that may grow."""
         tree = visits.tree
         path_ids = tree.above(tree[node] for node in may_grow)
         node = tree[ROOT]

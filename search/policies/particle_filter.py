@@ -1,4 +1,4 @@
-"""Particle filtering: the open trajectories are drawn again, by the odds their rewards give."""
+"""Particle filtering: resample the open trajectories by the odds of their rewards."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from search.spec import SearchSpec
 from search.tree import ROOT, UNITS, Node, NodeState, Tree, node_seed
 
 SURE = 0.5 / UNITS
-"""Rewards are taken to lie this far within (0, 1): half of what rounding hides."""
+"""Rewards are clipped to this distance from 0 and 1: half of the rounding unit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,9 +21,9 @@ class ParticleFilter(LevelPolicy):
     """Systematic resampling of the open leaves by the logit of their rewards (Puri et al. 2025).
 
     A leaf weighs softmax(logit(reward)), which is its odds r / (1 - r) over the sum of all odds.
-    A trajectory that ended keeps its place: it is neither copied nor drawn out, and the round goes
-    over the places that are left. (The published method resamples ended ones too, so that copies
-    of one take the places of others.) The offset follows from the search's seed and the level, so
+    A trajectory that ended keeps its place: it is neither copied nor dropped, and the round fills
+    the remaining places. (The published method resamples ended ones too, so that copies of one
+    take the places of others.) The offset follows from the search's seed and the level, so
     a tree has one plan. Leaves are laid out by id; there are no other ties.
 
     Two dials, off by default. ``ess_threshold`` below 1: a level is resampled only where the
@@ -44,12 +44,12 @@ class ParticleFilter(LevelPolicy):
 
     @classmethod
     def from_spec(cls, spec: SearchSpec) -> ParticleFilter:
-        """The policy as the spec sets it; a search always has a seed, a mere question has 0."""
+        """The policy as the spec sets it; a search has a seed, a spec without one gets 0."""
         dials = spec.ess_threshold, spec.soft_start, spec.max_depth
         return cls(spec.width, spec.seed or 0, *dials)
 
     def share(self, tree: Tree, leaves: list[Node], spend: int) -> Round:
-        """As many children a leaf as it is drawn."""
+        """Resample the leaves: each gets as many children as it is drawn times."""
         depth, weights = leaves[0].depth, self.weights(tree, leaves)
         if not self._resamples(weights, spend):
             return Round({leaf.id: 1 for leaf in leaves})
@@ -71,9 +71,9 @@ class ParticleFilter(LevelPolicy):
         return shares_of(logs)
 
     def _inherited_logs(self, tree: Tree, depth: int) -> dict[int, float]:
-        """What the leaves at ``depth`` have from their parents: the logarithm of a weight.
+        """The logarithms of the weights that leaves at ``depth`` inherit, by their parents' ids.
 
-        Every level above is looked at as it was when it was planned.
+        Every level above is evaluated as it was when it was planned.
         """
         inherited_logs = {ROOT: 0.0}
         for level in range(1, depth):
@@ -86,7 +86,7 @@ class ParticleFilter(LevelPolicy):
         return inherited_logs
 
     def _resamples(self, weights: Sequence[float], places: int) -> bool:
-        """Whether a level with these weights is drawn again, for so many places."""
+        """Whether a level with these weights is resampled to fill ``places``."""
         if self.ess_threshold == 1.0 or len(weights) != places:
             return True
         return effective_size(weights) <= self.ess_threshold * places
@@ -99,7 +99,7 @@ def shares_of(logs: Sequence[float]) -> list[float]:
 
 
 def effective_size(weights: Sequence[float]) -> float:
-    """(sum of w)^2 / sum of w^2: how many equal weights would tell as much; from 1 to their number.
+    """(sum of w)^2 / sum of w^2: how many equal weights are as informative, from 1 to their number.
 
     Rounded to 1e-9, so that equal weights come to a whole number.
     """

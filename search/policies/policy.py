@@ -1,4 +1,4 @@
-"""What a search policy is: a pure function from the tree to the next round."""
+"""A search policy: a pure function from the tree to the next round."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Round:
     def of(
         cls, leaves: Sequence[Node], shares: Mapping[int, int], *, fell_back: bool = False
     ) -> Round:
-        """Nodes get their shares, by id; ``leaves`` that have none are given up."""
+        """Give nodes their ``shares``, by id; prune the ``leaves`` that have none."""
         expand = {node: n for node, n in shares.items() if n}
         return cls(expand, tuple(leaf.id for leaf in leaves if leaf.id not in expand), fell_back)
 
@@ -60,12 +60,12 @@ class Policy(Protocol):
 
 @runtime_checkable
 class EmbeddingPolicy(Policy, Protocol):
-    """A policy that looks at what steps mean, and takes its time: it is asked in a thread."""
+    """A policy that compares the meaning of steps; it may be slow, so it plans in a thread."""
 
     def suited_to(self, embedder: str | None) -> Policy:
         """The policy for embeddings of this kind (``Capabilities.embeds``).
 
-        Raises EngineError if there are none and it cannot do without.
+        Raises EngineError if there are none and the policy needs them.
         """
         ...
 
@@ -74,7 +74,7 @@ class EmbeddingPolicy(Policy, Protocol):
         ...
 
     def uncompared(self, tree: Tree) -> Round | None:
-        """The next round where these embeddings could not be had, by a simpler rule."""
+        """The next round by a simpler rule, for when these embeddings are not available."""
         ...
 
 
@@ -90,19 +90,19 @@ class BacktrackingPolicy(Policy, Protocol):
         ...
 
     def stopped(self, tree: Tree) -> StopReason | None:
-        """Why it plans nothing more although it could, None if that is not so."""
+        """Why it stops although it could go on; None if it could not."""
         ...
 
 
 @runtime_checkable
 class AnswerPolicy(Policy, Protocol):
-    """A policy that looks at what the finished trajectories answer.
+    """A policy that reads the answers of the finished trajectories.
 
-    ``plan`` is then what it would do if it knew none of the answers.
+    Its ``plan`` works as if there were no answers.
     """
 
     def plan_knowing(self, tree: Tree, answers: Mapping[str, Sequence[Node]]) -> Round | None:
-        """The next round, as ``plan``; ``answers``: the finished trajectories by answer."""
+        """The next round, as in ``plan``; ``answers``: the finished trajectories by answer."""
         ...
 
 
@@ -131,10 +131,10 @@ class LevelPolicy(ABC):
     __slots__ = ()
     width: int
     restarts: Restarts | None = None
-    """When a tree starts again at the root, if it may."""
+    """When a tree restarts at the root; None: never."""
 
     def plan(self, tree: Tree) -> Round | None:
-        """The root to the whole width, then the leaves to what remains of it."""
+        """Expand the root to the whole width, then the leaves to what remains of it."""
         leaves, spend = list(tree.leaves()), remaining(tree, self.width)
         if not leaves or not spend:
             return None
@@ -143,7 +143,7 @@ class LevelPolicy(ABC):
         return self.deal(tree, leaves, spend)
 
     def deal(self, tree: Tree, leaves: list[Node], spend: int) -> Round:
-        """The leaves their share, or where there is no hope in them a new start at the root."""
+        """Share ``spend`` among the leaves, or restart at the root if the level is hopeless."""
         restarts = self.restarts
         places = 0 if restarts is None else restarts.places(tree, leaves, spend, self.width)
         if places:
@@ -152,7 +152,7 @@ class LevelPolicy(ABC):
 
     @abstractmethod
     def share(self, tree: Tree, leaves: list[Node], spend: int) -> Round:
-        """The round that deals ``spend`` children to ``leaves``, all open; there is one of each.
+        """The round that deals ``spend`` children to ``leaves``, all open; neither is empty or 0.
 
         Raises RewardMissing when a leaf that must be compared has no reward.
         """
@@ -174,7 +174,7 @@ def share_evenly(total: int, nodes: Sequence[int]) -> dict[int, int]:
 
 
 def restarts_of(spec: SearchSpec, default: int = 0) -> Restarts | None:
-    """When a tree starts again, as the spec sets it: by default never, as in the papers."""
+    """When a tree restarts, as the spec sets it; unset: ``default`` times, 0 as in the papers."""
     most = default if spec.restarts is None else spec.restarts
     return Restarts(most, spec.hopeless_below) if most else None
 

@@ -24,11 +24,11 @@ class Rebase(LevelPolicy):
     lower id. A leaf that gets no child is pruned.
 
     Three dials are ours, and off by default. ``mass`` below 1: leaves with the same steps from the
-    root are one, which weighs the power ``mass`` of how many they are times exp(R/T); its children
+    root are one, whose weight is their number to the power ``mass`` times exp(R/T); its children
     are drawn at the lowest id, and leaves are served by falling weight. At 0 a step that was drawn
     often weighs no more than one that was drawn once. ``floor_levels``: down to that depth no
     distinct leaf is given up while there is a child for it (``with_floor``). ``restarts``: see
-    there.
+    ``Restarts``.
     """
 
     width: int
@@ -45,7 +45,7 @@ class Rebase(LevelPolicy):
         return cls(spec.width, spec.reward_temperature, *dials)
 
     def share(self, tree: Tree, leaves: list[Node], spend: int) -> Round:
-        """The leaves by their rewards."""
+        """Share ``spend`` among the leaves by their rewards."""
         ranked = by_reward(leaves, "rebase")
         if self.mass < 1.0:
             shares = children_by_mass(ranked, spend, self.temperature, self.mass)
@@ -57,7 +57,7 @@ class Rebase(LevelPolicy):
 
 
 def children_by_node(ranked: Sequence[Node], total: int, temperature: float) -> dict[int, int]:
-    """Node id to its children by ``allocate``; ``ranked``: by falling reward, none missing."""
+    """Children by node id, from ``allocate``; ``ranked``: by falling reward, none missing."""
     shares = allocate([node.reward or 0.0 for node in ranked], total, temperature)
     return {node.id: share for node, share in zip(ranked, shares, strict=True)}
 
@@ -65,7 +65,7 @@ def children_by_node(ranked: Sequence[Node], total: int, temperature: float) -> 
 def children_by_mass(
     ranked: Sequence[Node], total: int, temperature: float, mass: float
 ) -> dict[int, int]:
-    """As ``children_by_node``, twins taken together: all of a path's children at its lowest id."""
+    """As ``children_by_node``, but twins share: a path's children are all at its lowest id."""
     counts = Counter(node.first for node in ranked)
     lowest = {node.first: node for node in reversed(ranked)}
     top = ranked[0].reward or 0.0
@@ -82,14 +82,14 @@ def allocate(rewards: Sequence[float], total: int, temperature: float) -> list[i
     """Children for each reward (sorted, highest first), adding up to ``total`` exactly.
 
     ETS equation (1): W_i = ceil(N_i * exp(R_i/T) / sum over the not yet served k of exp(R_k/T)),
-    N_i being what is left to give.
+    N_i being the children that remain to be given.
     """
     return deal([exp((reward - rewards[0]) / temperature) for reward in rewards], total)
 
 
 def deal(weights: Sequence[float], total: int) -> list[int]:
-    """``total`` children by weight, in the order given: each has its share of what is left, rounded
-    up.
+    """Deal ``total`` children by weight, in the order given: each gets its share of what is left,
+    rounded up.
 
     In float64; 1e-9 is taken off before rounding up, so that an integer share with rounding noise
     on it stays that integer.

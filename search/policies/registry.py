@@ -37,6 +37,6 @@ POLICIES: Mapping[PolicyName, Callable[[SearchSpec], Policy]] = {
 
 
 def returns_to_root(policy: Policy) -> bool:
-    """Whether the root may be expanded again at any time, so that nothing is certain before."""
+    """Whether the policy may expand the root again at any time, so that no path is ruled out."""
     starts_again = isinstance(policy, LevelPolicy) and policy.restarts is not None
     return starts_again or isinstance(policy, BacktrackingPolicy)

@@ -1,4 +1,4 @@
-"""Where no step of a level is worth going on with, the tree starts again at the root."""
+"""Restart a tree at the root when no step of a level is worth expanding."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from search.tree import ROOT, Node, Tree
 
 @dataclass(frozen=True, slots=True)
 class Restarts:
-    """How often, and below which reward a level is hopeless.
+    """How often a tree may restart, and below which reward a level is hopeless.
 
     A level is hopeless if its best leaf and every finished trajectory have a reward below
-    ``below``: what is drawn under it is mostly lost, and a first step that was not drawn costs one
+    ``below``: what is drawn under it is mostly wasted, and a new first step costs only one
     level. Its leaves are given up and the root gets as many new children as the level had to deal,
-    but never more than ``most`` + 1 times ``width`` in all. Then the level is dealt as ever.
+    but never more than ``most`` + 1 times ``width`` in all. After that, levels are dealt as usual.
 
     Not in any of the papers. Backtracking searches do it node by node (``best_first``).
     """
@@ -24,17 +24,17 @@ class Restarts:
     below: float = 0.3
 
     def places(self, tree: Tree, leaves: Sequence[Node], spend: int, width: int) -> int:
-        """How many of ``spend`` children the root gets, and none the ``leaves`` of a level; 0 where
-        there is hope, a reward that is not known, or no room at the root."""
+        """How many of ``spend`` children the root gets instead of a level's ``leaves``; 0 if there
+        is hope, an unknown reward, or no room at the root."""
         hope = any(leaf.reward is None or self._promising(leaf) for leaf in leaves)
         return 0 if hope or not self.possible(tree, width) else min(spend, self._room(tree, width))
 
     def possible(self, tree: Tree, width: int) -> bool:
-        """Whether this or a later level may start again; once it may not, it never may."""
+        """Whether this or a later level may restart; once False it stays False."""
         return self._room(tree, width) > 0 and not any(map(self._promising, tree.finished()))
 
     def _room(self, tree: Tree, width: int) -> int:
-        """New children that the root may have."""
+        """How many new children the root may still get."""
         return width * (1 + self.most) - len(tree[ROOT].children)
 
     def _promising(self, node: Node) -> bool:

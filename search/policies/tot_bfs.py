@@ -12,14 +12,14 @@ from search.tree import ROOT, Tree
 
 @dataclass(frozen=True, slots=True)
 class TotBfs:
-    """Algorithm 2 of the SEED paper with its value strategy: ``branch`` thoughts for each kept
-    leaf, of all of a level the ``breadth`` most valued are kept, whatever values them.
+    """Algorithm 2 of the SEED paper with its value strategy: draw ``branch`` thoughts for each kept
+    leaf, then keep the ``breadth`` thoughts of the level with the highest reward.
 
-    The paper stops at a depth and completes the best state; here a trajectory is finished when the
-    model ends it or its depth or length does, and then is kept no longer. ``width`` bounds the
-    trajectories that finish: a round draws ``branch`` thoughts for each kept leaf, best first, but
-    no more together than are left to finish, so the last leaf may get fewer. A search that keeps
-    few leaves ends before its width is spent. Ties: the lower id.
+    The paper stops at a depth and completes the best state; here a trajectory finishes when the
+    model ends it or it reaches its depth or length limit, and then leaves its level. ``width``
+    bounds the trajectories that finish: a round draws ``branch`` thoughts for each kept leaf, best
+    first, but no more than remain to be finished, so the last leaf may get fewer. A search that
+    keeps few leaves ends before its width is spent. Ties: the lower id.
     """
 
     width: int
@@ -33,7 +33,7 @@ class TotBfs:
         return cls(spec.width, spec.branch, spec.breadth or max(1, spec.width // spec.branch))
 
     def plan(self, tree: Tree) -> Round | None:
-        """Thoughts for the root, then for the best leaves; the others are given up."""
+        """Draw thoughts for the root, then for the best leaves; give up the others."""
         leaves = list(tree.leaves())
         places = remaining(tree, self.width)
         if not leaves or not places:

@@ -1,4 +1,4 @@
-"""What backtracking policies know of a tree: how often they were where, and what came of it.
+"""Statistics for backtracking policies: how often a node was visited, with which rewards.
 
 Everything is counted anew from the tree at every plan, in whole 1e-4 of reward, so that equal trees
 have equal statistics to the last bit.
@@ -17,7 +17,7 @@ from search.tree import ROOT, UNITS, Node, NodeState, Tree
 
 @dataclass(frozen=True, slots=True)
 class ExpansionBudget:
-    """What bounds a backtracking search: ``width`` trajectories, ``expansions`` of ``branch``
+    """Bounds of a backtracking search: ``width`` trajectories, ``expansions`` of ``branch``
     children each, ``parallel`` of them a round."""
 
     width: int
@@ -27,7 +27,7 @@ class ExpansionBudget:
 
     @staticmethod
     def of(spec: SearchSpec) -> tuple[int, int, int, int]:
-        """These four of a spec, in this order."""
+        """These four fields of a spec, in this order."""
         return spec.width, spec.branch, spec.parallel, spec.expansions
 
     def room(self, tree: Tree) -> tuple[int, int]:
@@ -51,7 +51,7 @@ class VisitCounts:
     def of(
         cls, tree: Tree, policy: str, counts: Callable[[Node], bool], start: int = 0
     ) -> VisitCounts:
-        """A visit is a node that ``counts``; every node has ``start`` more, of reward 0.
+        """Each node that ``counts`` is a visit; every node has ``start`` more, of reward 0.
 
         A step that died at birth has no reward and counts with 0. Raises RewardMissing if any
         other step has none.
@@ -73,7 +73,7 @@ class VisitCounts:
         return self.units[node.id] / UNITS / self.count[node.id]
 
     def pass_through(self, node: Node) -> None:
-        """A virtual visit, of reward 0: it is on its way to ``node`` in this round."""
+        """Add a virtual visit of reward 0 to ``node`` and its ancestors, for this round."""
         self.count[node.id] += 1
         for step in self.tree.chain(node.id):
             self.count[step.parent] += 1
@@ -93,9 +93,9 @@ def expansions_below(tree: Tree, branch: int) -> list[int]:
 
 
 def hand_out(nodes: Iterable[Node], branch: int, width: int) -> Mapping[int, int]:
-    """``branch`` children for each node in turn, until ``width`` are given: each might finish.
+    """Give each node in turn ``branch`` children, up to ``width`` in all: each might finish.
 
-    A node whose last expansion was cut short gets what it lacked.
+    A node whose last expansion was cut short gets only the missing children.
     """
     shares: dict[int, int] = {}
     for node in nodes:
@@ -107,10 +107,10 @@ def hand_out(nodes: Iterable[Node], branch: int, width: int) -> Mapping[int, int
 
 
 def heads(tree: Tree, branch: int) -> list[Node]:
-    """Where paths go on: the best child of every last expansion below which nothing has grown yet.
+    """Where paths go on: the best child of each node's last expansion, if none of these has grown.
 
-    Only a child that says something new can be it. A path whose best child finished has no head.
-    By falling reward, equal rewards by rising id.
+    Only a child with new steps can be a head. A path whose best child finished has no head. Sorted
+    by falling reward, equal rewards by rising id.
     """
     best_heads: list[Node] = []
     for node in tree.nodes:
@@ -129,6 +129,6 @@ def best_of(nodes: Sequence[Node]) -> Node | None:
 
 
 def leads(tree: Tree, node: Node) -> bool:
-    """Whether it is the best child of its parent; the root is."""
+    """Whether ``node`` is the best child of its parent; True for the root."""
     siblings = tree[node.parent].children
     return node.id == ROOT or best_of([tree[child] for child in siblings]) is node
