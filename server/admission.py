@@ -63,14 +63,14 @@ class QueueSlot:
         assert not self._closed, "the place has been given back"
         task = asyncio.create_task(work)
         self._work, self._kept = task, kept
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._on_work_done)
         return task
 
     async def turn(self, seconds: float) -> None:
         """Wait until the tree may grow. Raises ApiError (504) after so many seconds."""
         assert self._turn is None, "a slot is for one tree"
         self._turn = asyncio.get_running_loop().create_future()
-        began = time.monotonic()
+        start = time.monotonic()
         self._admission.wait(self, self._queue)
         try:
             async with asyncio.timeout(seconds):
@@ -78,7 +78,7 @@ class QueueSlot:
         except TimeoutError:
             raise waited_too_long(seconds) from None
         finally:
-            self._admission.waited(time.monotonic() - began)
+            self._admission.waited(time.monotonic() - start)
 
     def grant(self) -> None:
         """Called by the admission: it is this slot's turn."""
@@ -103,7 +103,7 @@ class QueueSlot:
             self._cancelled = True
             self._work.cancel()
 
-    def _ended(self, work: asyncio.Task[Any]) -> None:
+    def _on_work_done(self, work: asyncio.Task[Any]) -> None:
         self._admission.leave(self, self._queue)
         error = None if work.cancelled() else work.exception()
         if isinstance(error, Exception) and self._closed and not self._kept and unforeseen(error):
@@ -145,14 +145,14 @@ class Admission:
         taken, or all that this key may have."""
         queue = self.queues.setdefault(key.name, KeyQueue(key))
         if self.open >= self._most_open:
-            raise self._refused("queue_full", "the queue is full")
+            raise self._refusal("queue_full", "the queue is full")
         if queue.open >= min(key.running, self._most_running) + key.queued:
-            raise self._refused("rate_limit_exceeded", "this key has too many requests open")
+            raise self._refusal("rate_limit_exceeded", "this key has too many requests open")
         if self.bytes + size > self._most_bytes:
-            raise self._refused("queue_full", "the bodies of open requests are too large together")
+            raise self._refusal("queue_full", "the bodies of open requests are too large together")
         if queue.bytes + size > max(self._most_bytes // 2, size):
             message = "the bodies of this key's open requests are too large together"
-            raise self._refused("rate_limit_exceeded", message)
+            raise self._refusal("rate_limit_exceeded", message)
         self.open += 1
         self.bytes += size
         queue.open += 1
@@ -192,7 +192,7 @@ class Admission:
             self.running += 1
             queue.waiting.popleft().grant()
 
-    def _refused(self, code: str, why: str) -> ApiError:
+    def _refusal(self, code: str, why: str) -> ApiError:
         headers = {"retry-after": str(self._retry_after)}
         message = f"{why}; come back in {self._retry_after} s"
         return ApiError(429, code, message, headers=headers)
@@ -208,6 +208,6 @@ async def seconds_after_turn(slot: QueueSlot | None, seconds: float) -> float:
     """Wait for the slot's turn; what is then left of ``seconds``. No slot: no queue."""
     if slot is None:
         return seconds
-    began = time.monotonic()
+    start = time.monotonic()
     await slot.turn(seconds)
-    return max(0.0, seconds - (time.monotonic() - began))
+    return max(0.0, seconds - (time.monotonic() - start))

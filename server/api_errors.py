@@ -112,9 +112,9 @@ def bad_value(param: str, message: str) -> ApiError:
     return ApiError(400, "invalid_value", f"{param}: {message}", param=param)
 
 
-def unsupported(param: str, allowed: str) -> ApiError:
+def unsupported(param: str, hint: str) -> ApiError:
     """A field of OpenAI's API that is known and not offered here."""
-    message = f"{param}: not supported by this server; {allowed}"
+    message = f"{param}: not supported by this server; {hint}"
     return ApiError(400, "unsupported_parameter", message, param=param)
 
 
@@ -157,14 +157,14 @@ def internal_error() -> ApiError:
 
 def translate(error: Exception, retry_after: int) -> ApiError:
     """Any exception as an ApiError; the text of an unforeseen one never leaves the server."""
-    come_back = {"retry-after": str(retry_after)}
+    retry_headers = {"retry-after": str(retry_after)}
     match error:
         case ApiError():
             return error
         case EngineDown():
-            return ApiError(503, "engine_unavailable", str(error), headers=come_back)
+            return ApiError(503, "engine_unavailable", str(error), headers=retry_headers)
         case KvFull():
-            return ApiError(503, "kv_full", str(error), headers=come_back)
+            return ApiError(503, "kv_full", str(error), headers=retry_headers)
         case PrefixTooLong():
             message = f"{error} (the maximum context length and the KV budget bound a prompt)"
             return ApiError(400, "context_length_exceeded", message, param="messages")
@@ -208,8 +208,8 @@ def install(app: FastAPI, retry_after: int) -> None:
 
 def _methods(request: Request) -> list[str]:
     """What a path may be asked by: several routes may share it, and each knows its own alone."""
-    named = ("type", "path", "root_path", "headers")
-    scope = {name: request.scope[name] for name in named if name in request.scope}
+    keys = ("type", "path", "root_path", "headers")
+    scope = {name: request.scope[name] for name in keys if name in request.scope}
     return [
         method
         for method in METHODS

@@ -62,9 +62,9 @@ class ApiKeys:
             entries += _from_file(settings.api_keys_file)
         keys = [(bytes.fromhex(e.pop("sha256")), _key(e, settings, where)) for where, e in entries]
         names = [key.name for _, key in keys]
-        twice = next((name for name in names if names.count(name) > 1), None)
-        if twice is not None:
-            raise SettingsError(f"api keys: {twice!r} is there twice; every name once is needed")
+        clash = next((name for name in names if names.count(name) > 1), None)
+        if clash is not None:
+            raise SettingsError(f"api keys: {clash!r} is there twice; every name once is needed")
         owners: dict[bytes, str] = {}
         for digest, key in keys:
             if (first := owners.setdefault(digest, key.name)) != key.name:
@@ -87,8 +87,8 @@ class ApiKeys:
         """
         digest = sha256(bearer(authorization))
         match = None
-        for own, key in self._keys:
-            if hmac.compare_digest(own, digest):
+        for key_digest, key in self._keys:
+            if hmac.compare_digest(key_digest, digest):
                 match = key
         if match is None:
             raise unauthorised("this API key is not known")
@@ -174,8 +174,8 @@ def _key(entry: dict[str, Any], settings: Settings, where: str) -> ApiKey:
         "tokens_a_day": settings.key_tokens_a_day,
         "tokens_total": settings.key_tokens_total,
     }
-    own = entry["name"] != ANYBODY and not settings.share_cache
-    namespace = entry["name"] if own else ""
+    has_namespace = entry["name"] != ANYBODY and not settings.share_cache
+    namespace = entry["name"] if has_namespace else ""
     try:
         return ApiKey.model_validate({"namespace": namespace} | limits | entry)
     except ValidationError as error:

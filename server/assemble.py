@@ -50,7 +50,7 @@ from server.settings import (
 
 log = logging.getLogger("hedgerow")
 
-OWN = [
+FIELDS = [
     name
     for name, field in ModelSettings.model_fields.items()
     if EMBEDDED in declared(field)["on"] and name not in ("engine", "model", "models_file")
@@ -93,22 +93,22 @@ async def running(settings: Settings, *, attention: bool = False) -> AsyncIterat
         if settings.embedder == embedder and getattr(settings, name) is None:
             key = f"HEDGEROW_{name.upper()}"
             raise SettingsError(f"{key} is not set: HEDGEROW_EMBEDDER = {embedder!r} needs it")
-    async with AsyncExitStack() as started:
+    async with AsyncExitStack() as stack:
         try:
             text = Text(settings.policy_model)
             await asyncio.to_thread(lambda: text.tokenizer)
             flops = model_flops(settings)
-            verifier = await _verifier(settings, started)
+            verifier = await _verifier(settings, stack)
             if settings.engine == "sglang":
-                engine, restartable = await _sglang_engine(settings, started)
+                engine, restartable = await _sglang_engine(settings, stack)
             elif settings.engine == "openai":
                 engine, restartable = await OpenaiEngine.start(openai_options(settings)), ()
-                started.push_async_callback(engine.close)
+                stack.push_async_callback(engine.close)
             else:
                 options = replace(engine_options(settings), attention=attention)
                 engine = await EmbeddedEngine.start(options)
                 restartable = (engine,)
-                started.push_async_callback(engine.close)
+                stack.push_async_callback(engine.close)
         except (ValueError, OSError) as error:
             raise SettingsError(str(error)) from error
         if verifier is not None:
@@ -123,9 +123,9 @@ def engine_options(settings: Settings) -> EngineOptions:
     """
     form = _format(settings)
     prm = settings.reward_model if reward_format(form).needs_model else None
-    own = {field.name for field in fields(EngineOptions)} & Settings.model_fields.keys()
+    names = {field.name for field in fields(EngineOptions)} & Settings.model_fields.keys()
     values: dict[str, Any] = {
-        name: getattr(settings, name) for name in own - {"reward_format", "kv_load"}
+        name: getattr(settings, name) for name in names - {"reward_format", "kv_load"}
     }
     return EngineOptions(
         **{name: _text(value) for name, value in values.items()},
@@ -178,12 +178,12 @@ async def check_verifier(settings: Settings) -> None:
         await (await start_verifier(options)).close()
 
 
-async def _verifier(settings: Settings, started: AsyncExitStack) -> Verifier | None:
+async def _verifier(settings: Settings, stack: AsyncExitStack) -> Verifier | None:
     """It runs; ``started`` ends it. Raises ValueError."""
     if (options := verifier_options(settings)) is None:
         return None
     verifier = await start_verifier(options)
-    started.push_async_callback(verifier.close)
+    stack.push_async_callback(verifier.close)
     log.info(
         "rewards are %s verifier's, which %s",
         "the" if verified_alone(settings) else "the reward model's times the",
@@ -193,26 +193,26 @@ async def _verifier(settings: Settings, started: AsyncExitStack) -> Verifier | N
 
 
 async def _sglang_engine(
-    settings: Settings, started: AsyncExitStack
+    settings: Settings, stack: AsyncExitStack
 ) -> tuple[SglangEngine, Sequence[LaunchedServer]]:
     """The engine, and the servers where they are its own; ``started`` ends both.
 
     Raises SettingsError naming the key that is wrong, EngineDown for a server that is not there.
     """
-    own, urls = [], ()
+    servers, urls = [], ()
     if settings.engine_way == LAUNCHED:
         options = server_options(settings)
         for server in options:
             check_weights(Path(server.model))
-        servers = LaunchedServers(options, settings.start_seconds)
-        own = servers.servers
-        policy, *reward = (server.url for server in own)
+        launcher = LaunchedServers(options, settings.start_seconds)
+        servers = launcher.servers
+        policy, *reward = (server.url for server in servers)
         urls = ((policy,), tuple(reward))
-        await servers.start()
-        started.push_async_callback(servers.close)
+        await launcher.start()
+        stack.push_async_callback(launcher.close)
     engine = await SglangEngine.start(sglang_options(settings, *urls))
-    started.push_async_callback(engine.close)
-    return engine, own
+    stack.push_async_callback(engine.close)
+    return engine, servers
 
 
 def sglang_options(
@@ -224,13 +224,13 @@ def sglang_options(
 
     Raises SettingsError or ValueError naming what is wrong.
     """
-    about = _about_servers(settings)
-    needed = reward_format(about["reward_format"]).needs_model
+    shared = _shared_server_options(settings)
+    needs_model = reward_format(shared["reward_format"]).needs_model
     return SglangOptions(
-        **about,
+        **shared,
         policy=settings.policy_model,
         policy_urls=settings.policy_urls if policy_urls is None else policy_urls,
-        prm=settings.reward_model if needed else None,
+        prm=settings.reward_model if needs_model else None,
         reward_urls=settings.reward_urls if reward_urls is None else reward_urls,
         speculate=settings.speculate,
         lookahead=settings.lookahead,
@@ -239,32 +239,32 @@ def sglang_options(
 
 def openai_options(settings: Settings) -> OpenaiOptions:
     """The engine's options. Raises SettingsError or ValueError naming what is wrong."""
-    about = _about_servers(settings)
-    form = reward_format(about["reward_format"])
-    scored = form.needs_model or form.by_score_route
+    shared = _shared_server_options(settings)
+    form = reward_format(shared["reward_format"])
+    needs_server = form.needs_model or form.by_score_route
     return OpenaiOptions(
-        **about,
+        **shared,
         policy=_served_model(settings, "policy"),
-        reward=_served_model(settings, "reward") if scored else None,
+        reward=_served_model(settings, "reward") if needs_server else None,
     )
 
 
-def _served_model(settings: Settings, which: Literal["policy", "reward"]) -> ServedModel:
-    key, headers = getattr(settings, f"{which}_key"), settings.server_headers
+def _served_model(settings: Settings, role: Literal["policy", "reward"]) -> ServedModel:
+    key, headers = getattr(settings, f"{role}_key"), settings.server_headers
     return ServedModel(
-        getattr(settings, f"{which}_model") or settings.policy_model,
-        getattr(settings, f"{which}_urls"),
-        getattr(settings, f"{which}_name"),
+        getattr(settings, f"{role}_model") or settings.policy_model,
+        getattr(settings, f"{role}_urls"),
+        getattr(settings, f"{role}_name"),
         None if key is None else key.get_secret_value(),
         {} if headers is None else headers_of(headers.get_secret_value()),
     )
 
 
-def _about_servers(settings: Settings) -> dict[str, Any]:
+def _shared_server_options(settings: Settings) -> dict[str, Any]:
     """The ``ServerOptions``, those of a setting's name by that."""
     _must_run_on_servers(settings)
-    own = {field.name for field in fields(ServerOptions)} & Settings.model_fields.keys()
-    values = {name: getattr(settings, name) for name in own}
+    names = {field.name for field in fields(ServerOptions)} & Settings.model_fields.keys()
+    values = {name: getattr(settings, name) for name in names}
     return values | {
         "reward_format": _format(settings),
         "endpoint": endpoint_options(settings),
@@ -306,8 +306,8 @@ def server_options(settings: Settings) -> list[LaunchOptions]:
 
 def _kv_tokens(settings: Settings, name: str) -> int | None:
     """What was asked for; on a GPU without a word what the memory's share holds."""
-    asked = _device(settings) == "cpu" or name in settings.model_fields_set
-    return getattr(settings, name) if asked else None
+    explicit = _device(settings) == "cpu" or name in settings.model_fields_set
+    return getattr(settings, name) if explicit else None
 
 
 def _device(settings: Settings) -> Literal["cuda", "cpu"]:
@@ -327,8 +327,8 @@ def _format(settings: Settings) -> str:
 def _must_run_on_servers(settings: Settings) -> None:
     """Raises SettingsError for what is the embedded engine's alone."""
     if settings.kv_policy == "full":
-        known = " or ".join(("lru", *BACKENDS))
-        raise SettingsError(f"{PREFIX}KV_POLICY = 'full': servers evict; {known} is needed")
+        policies = " or ".join(("lru", *BACKENDS))
+        raise SettingsError(f"{PREFIX}KV_POLICY = 'full': servers evict; {policies} is needed")
     if settings.embedder == "hidden":
         raise SettingsError(
             f"{PREFIX}EMBEDDER = 'hidden': servers give no hidden states away; "
@@ -365,14 +365,14 @@ def further_models(settings: Settings) -> list[Settings]:
 def _settings(settings: Settings, name: str, table: Any, where: str) -> Settings:
     if not isinstance(table, dict):
         raise SettingsError(f"{where}: must be a table")
-    unknown = [field for field in table if field not in OWN]
+    unknown = [field for field in table if field not in FIELDS]
     if unknown:
-        raise SettingsError(f"{where}: {unknown[0]}: not a model's; known are {', '.join(OWN)}")
-    own = {"models_file": None, "model": name, "engine": "embedded"}
-    servers = settings.model_dump(exclude_unset=True) | own
+        raise SettingsError(f"{where}: {unknown[0]}: not a model's; known are {', '.join(FIELDS)}")
+    overrides = {"models_file": None, "model": name, "engine": "embedded"}
+    servers = settings.model_dump(exclude_unset=True) | overrides
     if "policy_model" in table:
-        for fitted in ("kv_theta", "tuned"):  # to another model
-            servers.pop(fitted, None)
+        for name_to_drop in ("kv_theta", "tuned"):  # to another model
+            servers.pop(name_to_drop, None)
     try:
         return settings_by_name(servers | table, str)
     except SettingsError as error:

@@ -54,15 +54,15 @@ def chat_routes(service: Service) -> APIRouter:
 
     @router.post("/v1/chat/completions", responses=OR_EVENTS)
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
-        own = service.serving(body.model)
-        parsed = await parse_chat(body, own, request.state.key)
-        return await _answer(parsed, own, request, stream=body.stream)
+        target = service.serving(body.model)
+        parsed = await parse_chat(body, target, request.state.key)
+        return await _answer(parsed, target, request, stream=body.stream)
 
     @router.post("/v1/completions", responses=OR_EVENTS)
     async def completions(body: TextRequest, request: Request) -> Response:
-        own = service.serving(body.model)
-        parsed = await parse_completion(body, own, request.state.key)
-        return await _answer(parsed, own, request, stream=body.stream)
+        target = service.serving(body.model)
+        parsed = await parse_completion(body, target, request.state.key)
+        return await _answer(parsed, target, request, stream=body.stream)
 
     return router
 
@@ -72,11 +72,11 @@ async def _answer(
 ) -> Response:
     forget_body(request)
     slot = request.state.slot
-    written = reply_format(parsed, service.fingerprint, service.text)
+    formatter = reply_format(parsed, service.fingerprint, service.text)
     work = partial(reply_in_turn, parsed, service, slot)
     if stream:
-        return EventStream(_chunks(parsed, service, slot, work, written))
-    return JSONResponse(written.completion(await service.runner.run(work(None), slot)))
+        return EventStream(_chunks(parsed, service, slot, work, formatter))
+    return JSONResponse(formatter.completion(await service.runner.run(work(None), slot)))
 
 
 async def reply_in_turn(
@@ -86,28 +86,28 @@ async def reply_in_turn(
     schema leaves some of its time to write down what it has reasoned."""
     if parsed.spec is None:
         return await _draw(parsed, service, slot, tell)
-    until = time.monotonic() + parsed.seconds
+    deadline = time.monotonic() + parsed.seconds
     progress = Progress() if parsed.include_reasoning else None
     searching, recorder = parsed, None
-    if parsed.written is not None:
+    if parsed.json_request is not None:
         searching = replace(parsed, seconds=parsed.seconds * (1 - TIME_TO_WRITE))
     elif parsed.logprobs is not None:
         recorder = LogprobRecorder(service.runner.engine, parsed.logprobs)
     if progress is not None:
         listen = _rounds(progress, tell)
     else:
-        hears = None if parsed.written is not None else tell
-        listen = (lambda _: None) if hears is None else _certain(parsed, parsed.spec, hears)
+        teller = None if parsed.json_request is not None else tell
+        listen = (lambda _: None) if teller is None else _certain(parsed, parsed.spec, teller)
     outcome = await search_in_turn(searching, service, slot, listen, recorder)
-    if service.trees.wanted:
+    if service.trees.enabled:
         await service.log_tree(search_document(parsed, outcome, service.fingerprint))
-    logprobs, written = (), None
+    logprobs, replies = (), None
     if recorder is not None:
         logprobs = searched_logprobs(parsed, outcome, recorder, service.text)
-    if parsed.written is not None:
-        seconds = max(0.0, until - time.monotonic())
-        written = await write(parsed, outcome, service, seconds=seconds, tell=tell)
-    return CompletedReply(parsed, outcome, progress.text if progress else "", logprobs, written)
+    if parsed.json_request is not None:
+        seconds = max(0.0, deadline - time.monotonic())
+        replies = await write(parsed, outcome, service, seconds=seconds, tell=tell)
+    return CompletedReply(parsed, outcome, progress.text if progress else "", logprobs, replies)
 
 
 async def _draw(
@@ -115,17 +115,17 @@ async def _draw(
 ) -> CompletedReply:
     """Plain replies."""
     seconds = await seconds_after_turn(slot, parsed.seconds)
-    with service.quotas.booking(parsed.key, parsed.prompt_tokens, searched=False) as spent:
-        drawn = await draw_side_by_side(
+    with service.quotas.booking(parsed.key, parsed.prompt_tokens, searched=False) as usage:
+        draws = await draw_side_by_side(
             parsed.completions,
             parsed.tree,
             service,
-            spent,
+            usage,
             seconds=seconds,
             logprobs=parsed.logprobs,
             tell=tell,
         )
-        return CompletedReply(parsed, drawn.replies, logprobs=drawn.logprobs)
+        return CompletedReply(parsed, draws.replies, logprobs=draws.logprobs)
 
 
 async def search_in_turn(
@@ -140,10 +140,10 @@ async def search_in_turn(
     assert parsed.spec is not None, "a plain reply needs no search"
     seconds = await seconds_after_turn(slot, parsed.seconds)
     prompt = len(parsed.problem.prompt)
-    with service.quotas.booking(parsed.key, prompt, searched=True) as spent:
+    with service.quotas.booking(parsed.key, prompt, searched=True) as usage:
 
         def on_event(event: Event) -> None:
-            spent.on_event(event)
+            usage.on_event(event)
             listen(event)
 
         return await service.runner.search(
@@ -164,8 +164,8 @@ def searched_logprobs(
     """Of the tokens of each reply that a search has chosen."""
     choices = []
     for node, (words, _) in best_choices(parsed, outcome):
-        drawn = recorder.along([step.id for step in outcome.tree.chain(node)])
-        choices.append(in_text(drawn, len(words), text))
+        tokens = recorder.along([step.id for step in outcome.tree.chain(node)])
+        choices.append(in_text(tokens, len(words), text))
     return choices
 
 
@@ -183,18 +183,18 @@ def _rounds(progress: Progress, tell: Tell | None) -> Callable[[Event], None]:
 
 def _certain(parsed: ParsedRequest, spec: SearchSpec, tell: Tell) -> Callable[[Event], None]:
     """Tells what of a search's reply is certain once all events of a round are heard."""
-    stable_prefix, sent = StablePrefix(spec), 0
+    stable_prefix, offset = StablePrefix(spec), 0
     loop, looking = asyncio.get_running_loop(), False
 
     def look() -> None:
-        nonlocal sent, looking
+        nonlocal offset, looking
         looking = False
         text = stable_prefix.text()
-        end = first_stop(text, parsed.stop, sent)
+        end = first_stop(text, parsed.stop, offset)
         if end is None:
             end = len(text) - held_back(text, parsed.stop)
-        tell(Certain(0, text[sent:end]))
-        sent = max(sent, end)
+        tell(Certain(0, text[offset:end]))
+        offset = max(offset, end)
 
     def on_event(event: Event) -> None:
         nonlocal looking
@@ -211,33 +211,33 @@ async def _chunks(
     service: Service,
     slot: QueueSlot,
     work: Callable[[Tell], Coroutine[Any, Any, CompletedReply]],
-    written: ReplyFormat,
+    formatter: ReplyFormat,
 ) -> AsyncGenerator[bytes, None]:
     """The stream: roles, rounds or text as it is certain (empty deltas meanwhile), reasons, usage,
     end."""
     settings = service.settings
     streams = [ReplyStream(parsed.reply_in_reasoning, parsed.calls) for _ in range(parsed.choices)]
-    sent = [0] * parsed.choices
+    sent_tokens = [0] * parsed.choices
     for index in range(1 if parsed.spec else parsed.choices):
-        for opening in written.opening(index):
+        for opening in formatter.opening(index):
             yield event(opening)
     try:
         async for item in service.runner.follow(work, slot, settings.keepalive_seconds):
             match item:
                 case Silence():
-                    yield event(written.piece())
+                    yield event(formatter.piece())
                 case WorkDone(reply):
-                    for data in _ending(parsed, reply, streams, sent, written):
+                    for data in _ending(parsed, reply, streams, sent_tokens, formatter):
                         yield event(data)
                     yield DONE
                 case Certain(index, text, tokens):
-                    new = None if tokens is None else tokens[sent[index] :]
-                    pieces = written.pieces(index, streams[index].more(text), new)
+                    new_tokens = None if tokens is None else tokens[sent_tokens[index] :]
+                    pieces = formatter.pieces(index, streams[index].more(text), new_tokens)
                     for piece in pieces:
                         yield event(piece)
-                    sent[index] += len(new or ()) if pieces else 0
+                    sent_tokens[index] += len(new_tokens or ()) if pieces else 0
                 case ReasoningPart(line):
-                    for chunk in written.reasoning(0, line):
+                    for chunk in formatter.reasoning(0, line):
                         yield event(chunk)
     except Exception as error:  # the HTTP boundary: told to the client, then cut
         reply_error = translate(error, settings.retry_after_seconds)
@@ -249,23 +249,23 @@ def _ending(
     parsed: ParsedRequest,
     reply: CompletedReply,
     streams: Sequence[ReplyStream],
-    sent: Sequence[int],
-    written: ReplyFormat,
+    sent_tokens: Sequence[int],
+    formatter: ReplyFormat,
 ) -> list[dict[str, Any]]:
     """What is left of each text and of its log-probabilities, of which so many are ``sent``; why it
     ended, the seed and the search with the last one."""
     chunks = []
-    for index, (text, ended) in enumerate(reply.choices):
+    for index, (text, finish) in enumerate(reply.choices):
         if index and reply.search is not None:
-            chunks += written.opening(index)
+            chunks += formatter.opening(index)
             if reply.reasoning:
-                chunks += written.reasoning(index, reply.reasoning[index])
-        left = reply.logprobs[index][sent[index] :] if reply.logprobs else None
-        pieces = written.pieces(index, streams[index].rest(text), left)
+                chunks += formatter.reasoning(index, reply.reasoning[index])
+        remaining = reply.logprobs[index][sent_tokens[index] :] if reply.logprobs else None
+        pieces = formatter.pieces(index, streams[index].rest(text), remaining)
         chunks += pieces
-        reason = finish_reason(ended, called=streams[index].called)
-        chunks.append(written.piece(index, None, reason, None if pieces else left))
+        reason = finish_reason(finish, called=streams[index].called)
+        chunks.append(formatter.piece(index, None, reason, None if pieces else remaining))
     chunks[-1] |= {"seed": parsed.seed}
     if reply.search is not None:
         chunks[-1] |= {"search": reply.search}
-    return [*chunks, written.usage(reply.usage)] if parsed.include_usage else chunks
+    return [*chunks, formatter.usage(reply.usage)] if parsed.include_usage else chunks

@@ -45,11 +45,11 @@ class Connections:
         self._open[connection] = None
         if len(self._open) <= self._most:
             return
-        idle = [one for one in self._open if one.idle and one is not connection]
-        held = Counter(one.address for one in (*idle, connection))
-        goes = max(idle, key=lambda one: held[one.address], default=connection)
-        del self._open[goes]
-        goes.close()
+        idle = [c for c in self._open if c.idle and c is not connection]
+        counts = Counter(c.address for c in (*idle, connection))
+        target = max(idle, key=lambda c: counts[c.address], default=connection)
+        del self._open[target]
+        target.close()
 
     def closed(self, connection: GuardedProtocol) -> None:
         """Count one no more; once is enough."""
@@ -77,8 +77,8 @@ def accepted_at_once(connections: int, handles: int) -> int:
 def within_handles(settings: Settings, handles: int) -> Settings:
     """The settings with no more connections than so many file handles bear, and no more bodies than
     leave half of the connections to others. Logs what it lowers."""
-    bear = max(16, handles - max(LEAST_RESERVED, handles // 4))
-    connections = min(settings.max_connections, bear)
+    capacity = max(16, handles - max(LEAST_RESERVED, handles // 4))
+    connections = min(settings.max_connections, capacity)
     fitting = {
         "max_connections": connections,
         "max_bodies": min(settings.max_bodies, connections // 2),
@@ -86,8 +86,8 @@ def within_handles(settings: Settings, handles: int) -> Settings:
     }
     lowered = {name: n for name, n in fitting.items() if n < getattr(settings, name)}
     if lowered:
-        shown = ", ".join(f"{name} {n}" for name, n in lowered.items())
-        log.warning("%d file handles are too few for the settings: %s", handles, shown)
+        summary = ", ".join(f"{name} {n}" for name, n in lowered.items())
+        log.warning("%d file handles are too few for the settings: %s", handles, summary)
     return settings.model_copy(update=fitting)
 
 
@@ -104,7 +104,7 @@ class GuardedProtocol(H11Protocol):
     The time for a head begins with the connection, and on one that is kept with its first byte.
     """
 
-    open_ones: ClassVar[Connections]
+    open_now: ClassVar[Connections]
     head_seconds: ClassVar[float]
     _head_timer: asyncio.TimerHandle | None = None
     _overhead = 0
@@ -128,7 +128,7 @@ class GuardedProtocol(H11Protocol):
         """Count it."""
         super().connection_made(transport)
         self._look()
-        self.open_ones.opened(self)
+        self.open_now.opened(self)
 
     def data_received(self, data: bytes) -> None:
         """Take what has come, a piece at a time where it may be chunks."""
@@ -142,7 +142,7 @@ class GuardedProtocol(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Count it no more."""
         super().connection_lost(exc)
-        self.open_ones.closed(self)
+        self.open_now.closed(self)
         self._stop()
 
     @property
@@ -161,9 +161,9 @@ class GuardedProtocol(H11Protocol):
             return
         before = len(cycle.body)
         super().data_received(piece)
-        grown = len(cycle.body) - before
-        self._size += grown
-        self._overhead += len(piece) - grown
+        body_bytes = len(cycle.body) - before
+        self._size += body_bytes
+        self._overhead += len(piece) - body_bytes
         if cycle.more_body and self._overhead > MOST_OVERHEAD + self._size // 8:
             if cycle.response_started:
                 self.close()
@@ -174,8 +174,8 @@ class GuardedProtocol(H11Protocol):
         if not self.idle:
             self._stop()
         elif self._head_timer is None:
-            late = self.timeout_keep_alive_handler
-            self._head_timer = self.loop.call_later(self.head_seconds, late)
+            on_timeout = self.timeout_keep_alive_handler
+            self._head_timer = self.loop.call_later(self.head_seconds, on_timeout)
 
     def _stop(self) -> None:
         if self._head_timer is not None:
@@ -186,7 +186,7 @@ class GuardedProtocol(H11Protocol):
 def guarded(connections: Connections, head_seconds: float) -> type[GuardedProtocol]:
     """The protocol of one server."""
     return type(
-        "Guarded", (GuardedProtocol,), {"open_ones": connections, "head_seconds": head_seconds}
+        "Guarded", (GuardedProtocol,), {"open_now": connections, "head_seconds": head_seconds}
     )
 
 
@@ -273,8 +273,8 @@ class BodyLimits:
         body.size += size
         self._bytes_by_address[body.address] += size
         if self._bytes_by_address.total() > self._settings.max_bodies_bytes:
-            held = self._bytes_by_address
-            self._displace(max(self._partial, key=lambda h: (held[h.address], h.size)))
+            sizes = self._bytes_by_address
+            self._displace(max(self._partial, key=lambda h: (sizes[h.address], h.size)))
 
     def _displace(self, body: PartialBody) -> None:
         self._leave(body)
@@ -298,11 +298,11 @@ class BodyLimits:
         go on meanwhile."""
         values = VALUES_A_MESSAGE * self._settings.max_messages
         most = {"values": (COMMAS, values), "digits of numbers": (DIGITS, DIGITS_A_VALUE * values)}
-        for name, (which, allowed) in most.items():
-            if len(text) <= allowed or at_most(text, which) <= allowed:
+        for name, (byte_set, limit) in most.items():
+            if len(text) <= limit or at_most(text, byte_set) <= limit:
                 continue
-            if await asyncio.to_thread(outside_strings, text, which) > allowed:
-                raise _too_large(f"{allowed} {name}")
+            if await asyncio.to_thread(outside_strings, text, byte_set) > limit:
+                raise _too_large(f"{limit} {name}")
 
     def _refusal(self, body: PartialBody) -> ApiError:
         limits = self._settings
@@ -323,7 +323,7 @@ def _too_large(most: str, headers: dict[str, str] | None = None) -> ApiError:
     return ApiError(413, "request_too_large", message, headers=headers or {})
 
 
-def outside_strings(body: bytes, which: bytes) -> int:
+def outside_strings(body: bytes, byte_set: bytes) -> int:
     """How many of ``which`` bytes stand outside of the body's strings.
 
     What the body's parser would need tens of milliseconds for takes a few, beside other threads.
@@ -331,14 +331,14 @@ def outside_strings(body: bytes, which: bytes) -> int:
     data = np.frombuffer(body, np.uint8)
     quotes = np.flatnonzero(data == QUOTE)
     quotes = quotes[~np.isin(quotes - 1, _escaping(data), assume_unique=True)]
-    places = np.flatnonzero(np.isin(data, np.frombuffer(which, np.uint8)))
+    places = np.flatnonzero(np.isin(data, np.frombuffer(byte_set, np.uint8)))
     before = np.searchsorted(quotes, places)  # quotes; after an odd number of them a string is open
     return int(np.count_nonzero(before % 2 == 0))
 
 
-def at_most(body: bytes, which: bytes) -> int:
+def at_most(body: bytes, byte_set: bytes) -> int:
     """How many of ``which`` bytes there are, those in strings too: a cheap bound."""
-    return len(body) - len(body.translate(None, which))
+    return len(body) - len(body.translate(None, byte_set))
 
 
 def _escaping(data: np.ndarray) -> np.ndarray:

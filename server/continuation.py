@@ -43,31 +43,31 @@ class Continuation:
 def read_continuation(document: bytes, node: int) -> tuple[dict[str, Any], Continuation]:
     """A kept search's document, parsed, and its node to go on from. Raises as
     ``continuation_at``."""
-    kept = json.loads(document)
-    return kept, continuation_at(kept, node)
+    search = json.loads(document)
+    return search, continuation_at(search, node)
 
 
-def continuation_at(kept: Mapping[str, Any], node: int) -> Continuation:
+def continuation_at(search: Mapping[str, Any], node: int) -> Continuation:
     """A kept search's node to go on from. Raises ApiError for one that is not there or has ended.
 
     A search that was itself a branch is gone on with from its own beginning.
     """
-    if "tree" not in kept:
+    if "tree" not in search:
         raise bad_value("id", "the search failed; there is no tree to go on from")
-    tree = from_json(kept["tree"])
+    tree = from_json(search["tree"])
     if not ROOT <= node < len(tree):
         raise bad_value("node", f"from 0 to {len(tree) - 1} in this tree, got {node}")
     if node != ROOT and tree[node].finish in (Finish.END, Finish.EMPTY, Finish.LOOP):
         raise bad_value("node", f"{node} has ended ({tree[node].finish.value}); nothing follows it")
     chain = tree.chain(node)
-    before = kept.get("branched_from", {}).get("path", {"steps": [], "texts": []})
-    steps_tokens = sum(map(len, before["steps"]))
+    path = search.get("branched_from", {}).get("path", {"steps": [], "texts": []})
+    steps_tokens = sum(map(len, path["steps"]))
     return Continuation(
-        search=kept["id"],
+        search=search["id"],
         node=node,
         prompt=tree.prompt[: len(tree.prompt) - steps_tokens],
-        steps=(*map(tuple, before["steps"]), *(step.tokens for step in chain)),
-        texts=(*before["texts"], *(step.text for step in chain)),
+        steps=(*map(tuple, path["steps"]), *(step.tokens for step in chain)),
+        texts=(*path["texts"], *(step.text for step in chain)),
     )
 
 
@@ -93,7 +93,7 @@ class ContinuedEngine(EngineWrapper):
         """Whole trajectories, from the first step of the earlier search on."""
         del prompt  # it holds the steps that stand already
         return await self._engine.score(
-            tree, self._continuation.prompt, question, self._whole(trajectories)
+            tree, self._continuation.prompt, question, self._with_earlier_steps(trajectories)
         )
 
     async def embed(
@@ -101,8 +101,10 @@ class ContinuedEngine(EngineWrapper):
     ) -> list[tuple[float, ...]]:
         """Whole trajectories, too."""
         del prompt
-        return await self._engine.embed(tree, self._continuation.prompt, self._whole(trajectories))
+        return await self._engine.embed(
+            tree, self._continuation.prompt, self._with_earlier_steps(trajectories)
+        )
 
-    def _whole(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+    def _with_earlier_steps(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
         steps, texts = self._continuation.steps, self._continuation.texts
         return [replace(t, steps=steps + t.steps, texts=texts + t.texts) for t in trajectories]

@@ -57,16 +57,16 @@ def local_gpu() -> Gpu | None:
     if not devices:
         return None
     words = set(re.split(r"[\s-]+", devices[0].name.lower()))
-    known = [gpu for gpu in GPUS.values() if words >= set(gpu.name.split("-"))]
-    peaks = max(known, key=lambda gpu: gpu.name.count("-"), default=GPUS["a100"])
+    matches = [gpu for gpu in GPUS.values() if words >= set(gpu.name.split("-"))]
+    peaks = max(matches, key=lambda gpu: gpu.name.count("-"), default=GPUS["a100"])
     return replace(peaks, name=devices[0].name, memory=devices[0].memory / 1e9)
 
 
 def gpu_of(text: str) -> Gpu:
     """By its name, or from TFLOP/s,GB/s,GB. Raises ValueError naming what is allowed."""
-    known = GPUS.get(text.lower())
-    if known is not None:
-        return known
+    gpu = GPUS.get(text.lower())
+    if gpu is not None:
+        return gpu
     try:
         teraflops, bandwidth, memory = (float(part) for part in text.split(","))
     except ValueError:

@@ -20,8 +20,8 @@ class EventLog:
 
     def __init__(self) -> None:
         self._events: list[bytes] = []
-        self._ended = False
-        self._added = asyncio.Event()
+        self._closed = False
+        self._next_event = asyncio.Event()
         self.size = 0
 
     def __len__(self) -> int:
@@ -29,26 +29,26 @@ class EventLog:
 
     def add(self, name: str, data: dict[str, Any], *, last: bool = False) -> None:
         """Keep an event and wake the readers."""
-        if self._ended:
+        if self._closed:
             return
         self._events.append(event(data, name, len(self._events)))
         self.size += len(self._events[-1])
-        self._ended = last
-        self._added.set()
-        self._added = asyncio.Event()
+        self._closed = last
+        self._next_event.set()
+        self._next_event = asyncio.Event()
 
     async def read(self, after: int, quiet_seconds: float) -> AsyncGenerator[bytes, None]:
         """The events after number ``after``, those that are still to come included."""
-        at = after + 1
+        index = after + 1
         while True:
-            while at < len(self._events):
-                yield self._events[at]
-                at += 1
-            if self._ended:
+            while index < len(self._events):
+                yield self._events[index]
+                index += 1
+            if self._closed:
                 return
             try:
                 async with asyncio.timeout(quiet_seconds):
-                    await self._added.wait()
+                    await self._next_event.wait()
             except TimeoutError:
                 yield HEARTBEAT
 
@@ -65,7 +65,7 @@ class KeptSearch:
     created: int
     task: QueueSlot | asyncio.Task[Any] | None
     document: bytes = b""
-    ended: float = 0.0
+    finished_at: float = 0.0
     event_log: EventLog | None = None
 
     @property
@@ -84,12 +84,12 @@ class SearchStore:
     def __init__(self, settings: Settings, clock: Callable[[], float]) -> None:
         self._settings = settings
         self._clock = clock
-        self._kept: OrderedDict[str, KeptSearch] = OrderedDict()
+        self._searches: OrderedDict[str, KeptSearch] = OrderedDict()
         self._bytes = 0
 
     def __len__(self) -> int:
         self._forget()
-        return len(self._kept)
+        return len(self._searches)
 
     def begin(
         self,
@@ -100,28 +100,28 @@ class SearchStore:
         event_log: EventLog | None = None,
     ) -> None:
         """Note a search that starts."""
-        self._kept[search_id] = KeptSearch(owner, created, task, event_log=event_log)
+        self._searches[search_id] = KeptSearch(owner, created, task, event_log=event_log)
 
     def finish(self, search_id: str, document: bytes) -> None:
         """Keep a finished search's document; one that was deleted meanwhile stays deleted."""
-        search = self._kept.get(search_id)
+        search = self._searches.get(search_id)
         if search is None:
             return
-        search.task, search.document, search.ended = None, document, self._clock()
-        self._kept.move_to_end(search_id)
+        search.task, search.document, search.finished_at = None, document, self._clock()
+        self._searches.move_to_end(search_id)
         self._bytes += search.size
         self._forget()
 
     def get(self, search_id: str, owner: str) -> KeptSearch | None:
         """A search that runs or is still kept; to anybody but its owner there is none."""
         self._forget()
-        search = self._kept.get(search_id)
+        search = self._searches.get(search_id)
         return search if search is not None and search.owner == owner else None
 
     def remove(self, search_id: str) -> None:
         """Forget a search, if there is such a one, and cancel it if it runs."""
         self._forget()
-        search = self._kept.pop(search_id, None)
+        search = self._searches.pop(search_id, None)
         if search is not None:
             self._bytes -= search.size
             if search.task is not None:
@@ -130,10 +130,10 @@ class SearchStore:
     def _forget(self) -> None:
         """Drop finished searches that are too old, too many or too large together."""
         oldest = self._clock() - self._settings.kept_seconds
-        finished = [name for name, search in self._kept.items() if search.task is None]
+        finished = [name for name, search in self._searches.items() if search.task is None]
         for i, name in enumerate(finished):
             too_many = len(finished) - i > self._settings.kept_searches
             too_large = self._bytes > self._settings.kept_bytes
-            if not (too_many or too_large or self._kept[name].ended < oldest):
+            if not (too_many or too_large or self._searches[name].finished_at < oldest):
                 break
-            self._bytes -= self._kept.pop(name).size
+            self._bytes -= self._searches.pop(name).size

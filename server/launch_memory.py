@@ -65,17 +65,17 @@ class Spread:
 
     def meets(self, other: Spread) -> bool:
         """Whether both have a GPU in common."""
-        ends = [one.first + one.parts * one.copies for one in (self, other)]
+        ends = [spread.first + spread.parts * spread.copies for spread in (self, other)]
         return max(self.first, other.first) < min(ends)
 
 
 def _parser() -> argparse.ArgumentParser:
     """Takes of SGLang's options those that say which GPUs a server has, abbreviated too."""
-    made = argparse.ArgumentParser(add_help=False, exit_on_error=False)
+    parser = argparse.ArgumentParser(add_help=False, exit_on_error=False)
     for names, default in _NUMBERS.items():
-        made.add_argument(*names, type=int, default=default)
-    made.add_argument("--enable-dp-attention", action="store_true")
-    return made
+        parser.add_argument(*names, type=int, default=default)
+    parser.add_argument("--enable-dp-attention", action="store_true")
+    return parser
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,13 +91,13 @@ class Placed:
     def of(cls, config: ModelConfig, spread: Spread | None = None) -> Placed:
         """Each of its GPUs holds as much; keys' heads are divided as far as there are some."""
         spread = spread or Spread()
-        whole, parts = footprint(config, NUMBER_BYTES), spread.parts
+        sizes, parts = footprint(config, NUMBER_BYTES), spread.parts
         heads = max(1, config.kv_heads // spread.tensor) / config.kv_heads
         costs = ModelCosts(
-            token_flops=whole.token_flops / parts,
-            pair_flops=whole.pair_flops / parts,
-            weight_bytes=whole.weight_bytes / parts,
-            kv_bytes=math.ceil(whole.kv_bytes * heads / spread.pipeline),
+            token_flops=sizes.token_flops / parts,
+            pair_flops=sizes.pair_flops / parts,
+            weight_bytes=sizes.weight_bytes / parts,
+            kv_bytes=math.ceil(sizes.kv_bytes * heads / spread.pipeline),
         )
         return cls(costs, weight_bytes(config, NUMBER_BYTES) / parts, spread.copies)
 
@@ -125,10 +125,10 @@ def share_gpu(
 
     Raises TooLittleMemory where not even one sequence of each fits.
     """
-    each = math.ceil(load.sequences / min(policy.copies, reward.copies))
-    held = policy.weights + reward.weights + beside
-    budget = int((1 - PASSES_SHARE) * memory - held)
-    load = replace(load, sequences=each)
+    sequences = math.ceil(load.sequences / min(policy.copies, reward.copies))
+    weights = policy.weights + reward.weights + beside
+    budget = int((1 - PASSES_SHARE) * memory - weights)
+    load = replace(load, sequences=sequences)
     split = roofline(policy.costs, reward.costs, device, load, budget, keeps=True)
     first = policy.weights + split.generator_bytes
     second = (reward.weights + split.verifier_bytes) / (memory - first - beside)
@@ -166,13 +166,13 @@ def room_on(gpu: Gpu, settings: Settings, reward: Path | None) -> Room | None:
         return None
     if len(models) == 2 and spreads[0] and spreads[1] and spreads[0].meets(spreads[1]):
         return _together(gpu, models, SplitLoad(*settings.kv_load))
-    tokens = [int(_left(gpu, [one]) / one.costs.kv_bytes) * one.copies for one in models]
+    tokens = [int(_kv_room(gpu, [model]) / model.costs.kv_bytes) * model.copies for model in models]
     return Room((1 - PASSES_SHARE,) * len(models), tuple(tokens))
 
 
 def _together(gpu: Gpu, models: Sequence[Placed], load: SplitLoad) -> Room:
     policy, reward = models
-    _left(gpu, models)
+    _kv_room(gpu, models)
     try:
         shared = share_gpu(policy, reward, gpu.peaks(), gpu.memory * GIGA, load)
     except ValueError as error:
@@ -184,12 +184,12 @@ def _together(gpu: Gpu, models: Sequence[Placed], load: SplitLoad) -> Room:
     return Room(shared.fractions, tokens)
 
 
-def _left(gpu: Gpu, models: Sequence[Placed]) -> float:
+def _kv_room(gpu: Gpu, models: Sequence[Placed]) -> float:
     """Bytes for KV beside the weights. Raises ValueError if there are none."""
-    left = (1 - PASSES_SHARE) * gpu.memory * GIGA - sum(model.weights for model in models)
-    if left <= 0:
+    remaining = (1 - PASSES_SHARE) * gpu.memory * GIGA - sum(model.weights for model in models)
+    if remaining <= 0:
         raise ValueError(_too_large(gpu, models))
-    return left
+    return remaining
 
 
 def _too_large(gpu: Gpu, models: Sequence[Placed]) -> str:

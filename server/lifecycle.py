@@ -57,11 +57,11 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
         family, kind, proto, _, address = infos[0]
-        with ExitStack() as failed:
-            listener = failed.enter_context(socket.socket(family, kind, proto))
+        with ExitStack() as stack:
+            listener = stack.enter_context(socket.socket(family, kind, proto))
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(address)
-            failed.pop_all()
+            stack.pop_all()
     except OSError as error:
         raise SettingsError(f"cannot listen on {host}:{port}: {error.strerror}") from error
     return listener
@@ -74,10 +74,10 @@ def traces_of(settings: Settings) -> Tracing | None:
     try:
         traces = import_module("server.tracing")
     except ModuleNotFoundError as error:
-        wanted = f"HEDGEROW_OTLP_ENDPOINT needs {error.name}: install hedgerow[traces]"
-        raise SettingsError(wanted) from None
-    sent = traces.by_otlp(settings.otlp_endpoint)
-    return traces.Tracing(sent, settings.model, own_version())
+        message = f"HEDGEROW_OTLP_ENDPOINT needs {error.name}: install hedgerow[traces]"
+        raise SettingsError(message) from None
+    exporter = traces.by_otlp(settings.otlp_endpoint)
+    return traces.Tracing(exporter, settings.model, own_version())
 
 
 async def serve(settings: Settings, trees: TreeLog) -> None:
@@ -94,17 +94,17 @@ async def serve(settings: Settings, trees: TreeLog) -> None:
     further = further_models(settings)
     async with AsyncExitStack() as engines:
         first, *others = [
-            await engines.enter_async_context(running(each)) for each in (settings, *further)
+            await engines.enter_async_context(running(s)) for s in (settings, *further)
         ]
         service = create_service(settings, first.engine, first.text, trees=trees, traces=traces)
-        for own, parts in zip(further, others, strict=True):
-            add_model(service, own, parts.engine, parts.text)
+        for model_settings, parts in zip(further, others, strict=True):
+            add_model(service, model_settings, parts.engine, parts.text)
         restarts = service.metrics.engine_restarts
         watch = EngineWatch(settings.watchdog_seconds, settings.restart_attempts, restarts)
         watchdogs = [
-            asyncio.create_task(watch.over(one, own.model))
-            for own, parts in zip((settings, *further), (first, *others), strict=True)
-            for one in parts.restartable
+            asyncio.create_task(watch.over(engine, model_settings.model))
+            for model_settings, parts in zip((settings, *further), (first, *others), strict=True)
+            for engine in parts.restartable
         ]
 
         async def end() -> None:
@@ -117,16 +117,16 @@ async def serve(settings: Settings, trees: TreeLog) -> None:
 
         config.app = create_app(service, end)
         host, port = listener.getsockname()[:2]
-        shown = f"[{host}]" if ":" in host else host
+        url_host = f"[{host}]" if ":" in host else host
         gc.collect()
         gc.freeze()  # what stays for good is not looked through again and again
-        for served in service.models:
-            if threads := served.runner.engine.capabilities.threads:
-                log.info("%s: threads of the engine: at most %d", served.settings.model, threads)
+        for model in service.models:
+            if threads := model.runner.engine.capabilities.threads:
+                log.info("%s: threads of the engine: at most %d", model.settings.model, threads)
         listener.listen(config.backlog)  # who reads the next line may connect at once
-        log.info("ready: serving %s on http://%s:%s", settings.model, shown, port)
-        for own in further:
-            log.info("serving %s too", own.model)
+        log.info("ready: serving %s on http://%s:%s", settings.model, url_host, port)
+        for model_settings in further:
+            log.info("serving %s too", model_settings.model)
         await GracefulServer(config, service).serve(sockets=[listener])
 
 
@@ -198,9 +198,9 @@ class EngineWatch:
     async def over(self, engine: Restartable, model: str) -> None:
         """Until cancelled, or given up. On SGLang searches under way wait meanwhile; those of the
         embedded engine have failed with EngineDown, and clients were told when to come back."""
-        failed = 0
-        while failed < self.attempts:
-            await asyncio.sleep(min(LONGEST_PAUSE, self.seconds * 2**failed))
+        failures = 0
+        while failures < self.attempts:
+            await asyncio.sleep(min(LONGEST_PAUSE, self.seconds * 2**failures))
             try:
                 await engine.health()
             except EngineDown as down:
@@ -209,12 +209,12 @@ class EngineWatch:
                 try:
                     await engine.restart()
                 except (EngineError, ValueError, OSError) as error:
-                    failed += 1
+                    failures += 1
                     log.error("%s: the engine does not start: %s", model, error)
                 else:
-                    failed = 0
+                    failures = 0
                     log.info("%s: the engine is back", model)
-        log.critical("%s: given up after %d restarts that failed", model, failed)
+        log.critical("%s: given up after %d restarts that failed", model, failures)
 
 
 LOG_TEXT = "%(asctime)s %(levelname)s %(name)s%(request)s: %(message)s"

@@ -29,14 +29,14 @@ def apply_limits(
     if spec.seed is None:
         changes["seed"] = seed
     if trajectory_tokens is not None:
-        own = spec.trajectory_tokens if "trajectory_tokens" in set_fields else trajectory_tokens
-        changes["trajectory_tokens"] = min(own, trajectory_tokens)
-    settled = spec.model_copy(update=changes)
+        limit = spec.trajectory_tokens if "trajectory_tokens" in set_fields else trajectory_tokens
+        changes["trajectory_tokens"] = min(limit, trajectory_tokens)
+    limited_spec = spec.model_copy(update=changes)
     if spec.max_tokens is not None:
         _must_not_exceed("max_tokens", spec.max_tokens, key.tree_tokens)
-    elif most_tokens(settled) > key.tree_tokens:
-        settled = settled.model_copy(update={"max_tokens": key.tree_tokens})
-    return settled
+    elif most_tokens(limited_spec) > key.tree_tokens:
+        limited_spec = limited_spec.model_copy(update={"max_tokens": key.tree_tokens})
+    return limited_spec
 
 
 def lowered(fields: dict[str, Any], key: ApiKey) -> dict[str, Any]:

@@ -42,10 +42,10 @@ def cuda_devices() -> tuple[CudaDevice, ...]:
     command = [smi, "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
     command += [] if visible is None else ["-i", visible]
     with suppress(OSError, subprocess.SubprocessError):
-        done = subprocess.run(
+        query = subprocess.run(
             command, capture_output=True, text=True, check=True, timeout=SMI_SECONDS
         )
-        return tuple(device for line in done.stdout.splitlines() if (device := _device(line)))
+        return tuple(device for line in query.stdout.splitlines() if (device := _device(line)))
     return ()
 
 
@@ -68,8 +68,8 @@ def sglang_python() -> Path:
 
 def free_memory() -> int | None:
     """Bytes of memory that processes started here may take; None where that is not told."""
-    known = [size for size in (_available(), _left_in_container()) if size is not None]
-    return min(known, default=None)
+    sizes = [size for size in (_available(), _free_in_container()) if size is not None]
+    return min(sizes, default=None)
 
 
 def _available() -> int | None:
@@ -80,12 +80,12 @@ def _available() -> int | None:
     return None
 
 
-def _left_in_container() -> int | None:
+def _free_in_container() -> int | None:
     """Of a container's own limit; files that are cached would be given back."""
     with suppress(OSError, ValueError):
         most = int((CGROUP / "memory.max").read_text())
-        used = int((CGROUP / "memory.current").read_text())
+        usage = int((CGROUP / "memory.current").read_text())
         lines = (CGROUP / "memory.stat").read_text().splitlines()
         cached = sum(int(line.split()[1]) for line in lines if line.startswith("inactive_file "))
-        return max(0, most - used + cached)
+        return max(0, most - usage + cached)
     return None

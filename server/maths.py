@@ -59,7 +59,7 @@ COMMANDS = frozenset(
 )
 SIGNS = re.compile(r"[\d\\+*/^=<>-]")
 WORDS = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]{2,}")
-NAMED = re.compile(r"\\([a-zA-Z]+)")
+COMMAND = re.compile(r"\\([a-zA-Z]+)")
 UNSAFE = re.compile(rf"[!$|\n]|\d{{{MOST_DIGITS + 1},}}")
 NUMBER = re.compile(r"[+-]?\d{1,15}(?:\.\d{1,15})?")
 PLAIN = (
@@ -87,7 +87,7 @@ class Maths:
     def __init__(self) -> None:
         self.unread = 0
         self._compared = 0
-        self._read = cache(self._reading)
+        self._parsed_once = cache(self._parse)
 
     def same(self, first: str, other: str) -> bool:
         """Whether two answers are equal by math-verify, either of them being the reference.
@@ -100,14 +100,14 @@ class Maths:
     def _same(self, first: str, other: str) -> bool:
         if _far_apart(first, other) or self._compared == MOST_COMPARED:
             return False
-        one, two = self._read(first), self._read(other)
-        if one is None or two is None or _differ(one, two):
+        left, right = self._parsed_once(first), self._parsed_once(other)
+        if left is None or right is None or _differ(left, right):
             return False
         self._compared += 1
-        pairs = (one, two), (two, one)
+        pairs = (left, right), (right, left)
         return any(verify(a.tree, b.tree, timeout_seconds=0) for a, b in pairs)
 
-    def _reading(self, answer: str) -> Expression | None:
+    def _parse(self, answer: str) -> Expression | None:
         if not looks_like_maths(answer):
             return None
         expression = read(answer)
@@ -134,15 +134,15 @@ def read(answer: str) -> Expression | None:
     """The expression, or None if it does not parse or one of the sizes above is exceeded."""
     if len(answer) > MOST_CHARACTERS or UNSAFE.search(answer) or _depth(answer) > MOST_BRACKETS:
         return None
-    if not COMMANDS.issuperset(NAMED.findall(answer)):
+    if not COMMANDS.issuperset(COMMAND.findall(answer)):
         return None
-    parsed = parse(
+    trees = parse(
         f"${answer}$",
         [LatexExtractionConfig()],
         fallback_mode="no_fallback",
         parsing_timeout=0,  # none
     )
-    tree = parsed[0] if parsed else None
+    tree = trees[0] if trees else None
     if not isinstance(tree, sympy.Basic) or not _small(tree):
         return None
     return Expression(tree, _value(tree))
@@ -159,11 +159,11 @@ def _depth(text: str) -> int:
 def _small(tree: sympy.Basic) -> bool:
     parts = list(sympy.preorder_traversal(tree))
     solved = any(isinstance(part, SOLVED) for part in parts)
-    allowed = PLAIN + GROUPS + (SOLVED if solved else FUNCTIONS)
+    types = PLAIN + GROUPS + (SOLVED if solved else FUNCTIONS)
     powers = [part for part in parts if isinstance(part, sympy.Pow | sympy.exp)]
     return (
         len(parts) <= (MOST_PARTS_SOLVED if solved else MOST_PARTS)
-        and all(isinstance(part, allowed) for part in parts)
+        and all(isinstance(part, types) for part in parts)
         and all(_tame(power) for power in powers)
         and not (
             solved and any(power.args[1] not in range(MOST_POWER_SOLVED + 1) for power in powers)
@@ -203,11 +203,11 @@ def _value(tree: sympy.Basic) -> complex | None:
         return None
 
 
-def _differ(one: Expression, two: Expression) -> bool:
+def _differ(left: Expression, right: Expression) -> bool:
     """Whether their values tell that they are not equal; far cheaper than a proof."""
-    if one.value is None or two.value is None:
+    if left.value is None or right.value is None:
         return False
-    return abs(one.value - two.value) > FAR * max(1.0, abs(one.value))
+    return abs(left.value - right.value) > FAR * max(1.0, abs(left.value))
 
 
 def _far_apart(first: str, other: str) -> bool:

@@ -36,7 +36,7 @@ log = logging.getLogger("hedgerow.access")
 
 GOOD_ID = re.compile(r"[\x21-\x7e]{1,128}")
 BAD = 400
-LEFT = 499
+CLIENT_GONE = 499
 """What is logged and counted, and seen by nobody, when a client leaves before its answer."""
 
 
@@ -52,38 +52,38 @@ class RequestMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        sent_id = Headers(scope=scope).get("x-request-id", "")
-        name = sent_id if GOOD_ID.fullmatch(sent_id) else uuid.uuid4().hex
+        client_id = Headers(scope=scope).get("x-request-id", "")
+        name = client_id if GOOD_ID.fullmatch(client_id) else uuid.uuid4().hex
         request_id.set(name)
         scope["root_path"] = self._settings.root_path  # a proxy may have stripped it, or not
-        began = time.monotonic()
-        status = LEFT
+        start = time.monotonic()
+        status = CLIENT_GONE
 
-        async def send_named(message: Message) -> None:
+        async def send_with_id(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
                 headers = MutableHeaders(scope=message)
                 headers["x-request-id"] = name
-                if status >= BAD and time.monotonic() - began > self._settings.retry_seconds:
+                if status >= BAD and time.monotonic() - start > self._settings.retry_seconds:
                     headers["x-should-retry"] = "false"
             await send(message)
 
         with self._metrics.requests_in_flight.track_inprogress():
             try:
-                await self._app(scope, receive, send_named)
+                await self._app(scope, receive, send_with_id)
             except ClientLeft:
                 self._metrics.disconnects.inc()
             except StreamAborted as aborted:
                 _log_failure(aborted.__cause__)
             except Exception:  # the HTTP boundary: logged here, its text goes no further
                 log.exception("failed")
-                if status == LEFT:
-                    failed = internal_error()
-                    answer = JSONResponse(failed.body(), failed.status_code)
-                    await answer(scope, receive, send_named)
+                if status == CLIENT_GONE:
+                    internal = internal_error()
+                    answer = JSONResponse(internal.body(), internal.status_code)
+                    await answer(scope, receive, send_with_id)
             finally:
-                seconds = time.monotonic() - began
+                seconds = time.monotonic() - start
                 route = getattr(scope.get("route"), "path", None) or "other"  # closed, unlike paths
                 self._metrics.request_seconds.labels(route, status).observe(seconds)
                 fields = {"route": route, "status": status, "seconds": round(seconds, 3)}
@@ -134,9 +134,9 @@ class AuthMiddleware:
             searches = self._let_in(scope, state)
             body = await self._bodies.whole(scope, receive) if "key" in state else None
             slot = self._slot(state, len(body or b"")) if searches else None
-        except ApiError as refused:
-            self._service.metrics.refusals.labels(refused.code).inc()
-            answer = JSONResponse(refused.body(), refused.status_code, refused.headers)
+        except ApiError as refusal:
+            self._service.metrics.refusals.labels(refusal.code).inc()
+            answer = JSONResponse(refusal.body(), refusal.status_code, refusal.headers)
             await answer(scope, receive, send)
             return
         if body is None:
@@ -152,19 +152,19 @@ class AuthMiddleware:
     def _let_in(self, scope: Scope, state: dict[str, Any]) -> bool:
         """Whether a tree may grow for it. Raises ApiError for a request that may not come in."""
         path = scope["path"].removeprefix(scope.get("root_path", ""))
-        sent = [value for name, value in scope["headers"] if name == b"authorization"]
+        authorization = [value for name, value in scope["headers"] if name == b"authorization"]
         if path in OPEN or path.startswith(PLAYGROUND):
             return False
         if path == "/metrics":
-            must_hold(self._service.settings.metrics_key, sent)
+            must_hold(self._service.settings.metrics_key, authorization)
             return False
         if path.startswith("/admin/"):
             if self._service.settings.admin_key is None:
                 raise ApiError(404, "not_found", "there is no such route")
-            must_hold(self._service.settings.admin_key, sent)
+            must_hold(self._service.settings.admin_key, authorization)
             return False
         keys = self._service.keys
-        state["key"] = keys.find(sent) if keys.required else keys.anybody
+        state["key"] = keys.find(authorization) if keys.required else keys.anybody
         branch = path.startswith("/v1/search/") and path.endswith("/branch")
         searches = scope["method"] == "POST" and (path in SEARCH_PATHS or branch)
         if searches:
@@ -192,37 +192,37 @@ async def while_connected(
 
     Raises ClientLeft then; otherwise what the app raises.
     """
-    answered = False
-    left = asyncio.create_task(_until_client_leaves(receive))
+    complete = False
+    disconnect = asyncio.create_task(_until_client_leaves(receive))
 
     async def receive_rest() -> Message:
         if unread:
             return {"type": "http.request", "body": unread.pop(), "more_body": False}
-        await asyncio.wait({left})
+        await asyncio.wait({disconnect})
         return {"type": "http.disconnect"}
 
     async def send_noted(message: Message) -> None:
-        nonlocal answered
+        nonlocal complete
         await send(message)
-        answered = message["type"] == "http.response.body" and not message.get("more_body", False)
+        complete = message["type"] == "http.response.body" and not message.get("more_body", False)
 
     task = asyncio.ensure_future(app(scope, receive_rest, send_noted))
     try:
-        await asyncio.wait({task, left}, return_when=asyncio.FIRST_COMPLETED)
-        too_soon = not (task.done() or answered)  # servers tell of a disconnect after an answer too
+        await asyncio.wait({task, disconnect}, return_when=asyncio.FIRST_COMPLETED)
+        too_soon = not (task.done() or complete)  # servers tell of a disconnect after an answer too
         if not too_soon:
-            await _ended(task)
+            await _wait_for(task)
     finally:
-        left.cancel()
+        disconnect.cancel()
         task.cancel()
-        await _ended(task)
+        await _wait_for(task)
     if not task.cancelled():
         task.result()
     if too_soon:
         raise ClientLeft
 
 
-async def _ended(task: asyncio.Future[None]) -> None:
+async def _wait_for(task: asyncio.Future[None]) -> None:
     if not task.done():
         await asyncio.wait({task})
 

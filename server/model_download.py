@@ -36,22 +36,22 @@ def with_models(settings: Settings, *, weights: bool = True) -> Settings:
     are, and models of running servers need none here. Raises SettingsError naming the key, what was
     tried and how to go on.
     """
-    settings = _made(settings)
+    settings = _with_bundled_files(settings)
     weights = weights and settings.engine_way not in OTHERS_RUN
     revisions = {"policy_model": settings.revision, "reward_model": settings.reward_revision}
     for patterns in (DESCRIPTION, (WEIGHTS,)) if weights else (DESCRIPTION,):
         missing = {
-            key: name for key in _read(settings) if (name := _missing(settings, key, weights))
+            key: name for key in _keys(settings) if (name := _missing(settings, key, weights))
         }
         for key, name in missing.items():
             _download(key, name, revisions.get(key), patterns)
         if missing:
-            settings = _again(settings, missing)
+            settings = _reloaded(settings, missing)
         known_format(settings)
     return settings
 
 
-def _read(settings: Settings) -> Iterator[str]:
+def _keys(settings: Settings) -> Iterator[str]:
     """The settings whose checkpoints will be read."""
     yield from ("policy_model", "reward_model")
     if settings.draft != "off":
@@ -66,8 +66,8 @@ def _missing(settings: Settings, key: str, weights: bool) -> str | None:
     name = None if checkpoint is None else hub_name(checkpoint)
     if checkpoint is None or name is None:
         return None
-    here = is_whole(checkpoint) if weights else (checkpoint / "config.json").is_file()
-    return None if here else name
+    complete = is_whole(checkpoint) if weights else (checkpoint / "config.json").is_file()
+    return None if complete else name
 
 
 def is_whole(folder: Path) -> bool:
@@ -105,7 +105,7 @@ def _explained(key: str, name: str, revision: str | None) -> Iterator[None]:
     from huggingface_hub import errors
     from huggingface_hub.constants import is_offline_mode
 
-    get = f"hf download {name}" + (f" --revision {revision}" if revision else "")
+    command = f"hf download {name}" + (f" --revision {revision}" if revision else "")
     try:
         yield
     except errors.GatedRepoError:
@@ -120,7 +120,7 @@ def _explained(key: str, name: str, revision: str | None) -> Iterator[None]:
         why = "HF_HUB_OFFLINE is set" if is_offline_mode() else f"no answer ({_cause(error)})"
         problem = (
             f"neither a folder nor downloaded, and the hub cannot be asked: {why}; where there "
-            f"is a network: {get}; or name a folder"
+            f"is a network: {command}; or name a folder"
         )
     except (errors.HfHubHTTPError, errors.EntryNotFoundError, OSError, ValueError) as error:
         problem = f"it cannot be downloaded: {str(error).splitlines()[0]}"
@@ -138,17 +138,17 @@ def _cause(error: BaseException) -> str:
 
 def what_follows(settings: Settings) -> str | None:
     """One line on what was not set and follows from the models; None for bundled ones alone."""
-    own = bundled(settings.policy_model)
-    if own is not None and settings.reward_model == own.reward:
+    bundle = bundled(settings.policy_model)
+    if bundle is not None and settings.reward_model == bundle.reward:
         return None
     config = config_of(settings.policy_model)
     context = config.get("max_position_embeddings")
     reasons = {
         "model": "",
-        "profile": _known_by(public_policy(settings.policy_model) or own),
+        "profile": _catalog_note(public_policy(settings.policy_model) or bundle),
         "engine": f" ({settings.engine_way})",
         "reward_model": "",
-        "reward_format": "" if settings.reward_model is None else _known_by(True),
+        "reward_format": "" if settings.reward_model is None else _catalog_note(True),
     }
     defaults = [
         f"{option(name)} {getattr(settings, name) or 'none'}{why}"
@@ -156,19 +156,19 @@ def what_follows(settings: Settings) -> str | None:
         if name not in settings.model_fields_set
     ]
     kind = ", ".join(config.get("architectures") or ["no class named"])
-    made = settings.model if settings.model in BUNDLED_MODELS else None
-    name = made or hub_name(settings.policy_model)
+    bundle_name = settings.model if settings.model in BUNDLED_MODELS else None
+    name = bundle_name or hub_name(settings.policy_model)
     return (
         f"{name or settings.policy_model}: {kind}, context {context}; "
         f"not set, so taken: {', '.join(defaults) or 'nothing'}"
     )
 
 
-def _known_by(row: object) -> str:
+def _catalog_note(row: object) -> str:
     return " (by docs/models.md)" if row else " (not in docs/models.md: any chat model's)"
 
 
-def _made(settings: Settings) -> Settings:
+def _with_bundled_files(settings: Settings) -> Settings:
     """With the files of a bundled model that are made at the first start."""
     name = bundled_name(settings.policy_model)
     policy = BUNDLED_MODELS[name].policy if name else None
@@ -179,9 +179,9 @@ def _made(settings: Settings) -> Settings:
     except (OSError, ValueError) as error:
         raise SettingsError(f"{variable('policy_model')} = '{name}': {error}") from error
     derived = {key: getattr(settings, key) for key in ("model", "profile", "engine")}
-    return _again(settings, derived | {"policy_model": folder})
+    return _reloaded(settings, derived | {"policy_model": folder})
 
 
-def _again(settings: Settings, changes: dict[str, Any]) -> Settings:
+def _reloaded(settings: Settings, changes: dict[str, Any]) -> Settings:
     """The settings anew: what stood on ``auto`` follows from the files that are here now."""
     return settings_by_name(settings.model_dump(exclude_unset=True) | changes)

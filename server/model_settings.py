@@ -31,26 +31,26 @@ def served_name(policy: Path | None) -> str:
     """A bundled model's name, one on the hub, or the folder's own."""
     if policy is None:
         return "model"
-    own = bundled_name(policy) or hub_name(policy)
-    return own or _NOT_IN_A_NAME.sub("-", policy.resolve().name).strip("-._") or "model"
+    name = bundled_name(policy) or hub_name(policy)
+    return name or _NOT_IN_A_NAME.sub("-", policy.resolve().name).strip("-._") or "model"
 
 
 def profile_of(policy: Path | None) -> str:
     """The profile of a known policy model; of any other the plain one."""
     if policy is None:
         return PLAIN_PROFILE
-    own, known = bundled(policy), public_policy(policy)
-    return own.profile if own else known.profile if known else PLAIN_PROFILE
+    bundle, row = bundled(policy), public_policy(policy)
+    return bundle.profile if bundle else row.profile if row else PLAIN_PROFILE
 
 
 def format_of(policy: Path | None, reward: Path | None) -> str:
     """The reward format of a known reward model, ``none`` without one; ``auto``: not known."""
     if reward is None:
         return "none"
-    own, known = bundled(policy), public_reward_model(reward)
-    if own and reward == own.reward:
-        return own.reward_format
-    return known.format if known else AUTO
+    bundle, row = bundled(policy), public_reward_model(reward)
+    if bundle and reward == bundle.reward:
+        return bundle.reward_format
+    return row.format if row else AUTO
 
 
 def engine_for(
@@ -65,18 +65,18 @@ def engine_for(
         return "embedded"
     if machine.cuda_devices() and python.is_file():
         return "sglang"
-    needed = 0
+    size = 0
     for checkpoint in [policy] if reward is None else [policy, reward]:
         try:
-            needed += _embedded_bytes(checkpoint)
+            size += _embedded_bytes(checkpoint)
         except UnsupportedModel as error:
             raise ValueError(
                 f"{_name(checkpoint)}: {error}; {_elsewhere(policy, python)}"
             ) from None
     free = machine.free_memory()
-    if free is not None and needed > free:
+    if free is not None and size > free:
         raise ValueError(
-            f"{_name(policy)}: {needed / 1e9:.1f} GB of weights in float32 on the embedded engine, "
+            f"{_name(policy)}: {size / 1e9:.1f} GB of weights in float32 on the embedded engine, "
             f"{free / 1e9:.1f} GB of memory is free; {_elsewhere(policy, python)}"
         )
     return "embedded"

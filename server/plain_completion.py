@@ -58,7 +58,7 @@ class PlainReply:
 
 
 async def complete(
-    wanted: PlainCompletion, engine: Engine, tree_id: str, on_text: Callable[[str], None]
+    request: PlainCompletion, engine: Engine, tree_id: str, on_text: Callable[[str], None]
 ) -> PlainReply:
     """Draw the reply, calling ``on_text`` with each part of it that can no longer change.
 
@@ -66,60 +66,60 @@ async def complete(
     At the deadline the reply is what was drawn by then. Raises EngineError, and ApiError (504) if
     nothing was. Whatever happens, the engine lets go of the tree, if need be after the reply.
     """
-    until = Deadline(time.monotonic, time.monotonic() + wanted.seconds)
-    limit = min(wanted.limit, engine.capabilities.context_tokens - len(wanted.prompt))
+    deadline = Deadline(time.monotonic, time.monotonic() + request.seconds)
+    limit = min(request.limit, engine.capabilities.context_tokens - len(request.prompt))
     if limit < 1:
-        raise PrefixTooLong(f"{len(wanted.prompt)} prompt tokens leave no room for a reply")
+        raise PrefixTooLong(f"{len(request.prompt)} prompt tokens leave no room for a reply")
     try:
-        reply = await _chain(wanted, limit, until, engine, tree_id, on_text)
+        reply = await _chain(request, limit, deadline, engine, tree_id, on_text)
         with suppress(EngineError, TooLate):  # the reply is whole
-            await within(until.releasing(), engine.release(tree_id))
+            await within(deadline.releasing(), engine.release(tree_id))
         return reply
     except BaseException:
         with suppress(EngineError, TooLate):
-            await within(until.closing(ABORT_SECONDS), engine.abort(tree_id))
+            await within(deadline.closing(ABORT_SECONDS), engine.abort(tree_id))
         raise
 
 
 async def _chain(
-    wanted: PlainCompletion,
+    request: PlainCompletion,
     limit: int,
-    until: Deadline,
+    deadline: Deadline,
     engine: Engine,
     tree_id: str,
     on_text: Callable[[str], None],
 ) -> PlainReply:
-    seed = node_seed(wanted.seed, "step", (wanted.draw,))
-    start = len(wanted.prompt)
-    least = 0 if wanted.grammar is not None else wanted.logits.min_tokens  # JSON is not cut for it
-    heat, mass, logits = wanted.temperature, wanted.top_p, wanted.logits
+    seed = node_seed(request.seed, "step", (request.draw,))
+    start = len(request.prompt)
+    least = 0 if request.grammar is not None else request.logits.min_tokens  # not for JSON
+    temperature, top_p, logits = request.temperature, request.top_p, request.logits
     sampling = Sampling(
-        heat, mass, wanted.stop, wanted.piece, logits, start, grammar=wanted.grammar
+        temperature, top_p, request.stop, request.piece, logits, start, grammar=request.grammar
     )
-    tokens, text, sent, node = wanted.prompt, "", 0, 0
-    drawn = unstoppable = 0
+    tokens, text, sent_end, node = request.prompt, "", 0, 0
+    count = unstoppable_end = 0
     while True:
-        most = least - drawn if drawn < least else limit - drawn
-        branch = Branch(node, 0, tokens, seed, min(wanted.piece, most, limit - drawn), node + 1)
+        most = least - count if count < least else limit - count
+        branch = Branch(node, 0, tokens, seed, min(request.piece, most, limit - count), node + 1)
         try:
-            (step,) = await within(until.left(), engine.expand(tree_id, [branch], sampling))
+            (step,) = await within(deadline.left(), engine.expand(tree_id, [branch], sampling))
         except TooLate:
             if not node:
                 message = "the deadline came before any of the reply was drawn"
                 raise ApiError(504, "deadline_exceeded", message, headers=NO_RETRY) from None
-            on_text(text[sent:])
-            return PlainReply(text, drawn, "length")
+            on_text(text[sent_end:])
+            return PlainReply(text, count, "length")
         tokens, text, node = tokens + step.tokens, text + step.text, node + 1
-        drawn = len(tokens) - start
-        if drawn <= least:
-            unstoppable = len(text)
-        end = first_stop(text, wanted.stop, max(sent, unstoppable))
-        if end is not None or (step.finish is Finish.END and not wanted.ignore_eos):
-            on_text(text[sent:end])
-            return PlainReply(text[:end], drawn, "stop")
-        if drawn >= limit:
-            on_text(text[sent:])
-            return PlainReply(text, drawn, "length")
-        certain = len(text) - held_back(text, wanted.stop)
-        on_text(text[sent:certain])
-        sent = certain
+        count = len(tokens) - start
+        if count <= least:
+            unstoppable_end = len(text)
+        end = first_stop(text, request.stop, max(sent_end, unstoppable_end))
+        if end is not None or (step.finish is Finish.END and not request.ignore_eos):
+            on_text(text[sent_end:end])
+            return PlainReply(text[:end], count, "stop")
+        if count >= limit:
+            on_text(text[sent_end:])
+            return PlainReply(text, count, "length")
+        stable_end = len(text) - held_back(text, request.stop)
+        on_text(text[sent_end:stable_end])
+        sent_end = stable_end

@@ -149,33 +149,33 @@ class EngineSeries(Collector):
         self._reports: dict[str, Usage] = {}
         self._up: dict[str, float] = {}
 
-    def note_usage(self, served: str, usage: Usage | None) -> None:
+    def note_usage(self, model: str, usage: Usage | None) -> None:
         """Take in what a model's engine answered this scrape, None if it did not."""
-        self._up[served] = float(usage is not None)
+        self._up[model] = float(usage is not None)
         if usage is not None:
-            self._reports[served] = usage
+            self._reports[model] = usage
 
     def collect(self) -> Iterable[Metric]:
         """Called at every scrape."""
-        up = {(served,): up for served, up in self._up.items()}
+        up = {(model,): up for model, up in self._up.items()}
         what = "1 when the engine answered this scrape."
         yield _family(GaugeMetricFamily, "engine_up", what, ("served",), up)
         for kind, name, what, labels, values in READINGS:
             series = {
-                (served, *of): value
-                for served, usage in self._reports.items()
-                for of, value in values(usage).items()
+                (model, *key): value
+                for model, usage in self._reports.items()
+                for key, value in values(usage).items()
             }
             yield _family(kind, name, what, ("served", *labels), series)
-        for one in fields(self._counters):
-            if (metric := one.metadata["metric"]) is None:
+        for field in fields(self._counters):
+            if (metric := field.metadata["metric"]) is None:
                 continue
-            kind = GaugeMetricFamily if one.metadata["maximum"] else CounterMetricFamily
+            kind = GaugeMetricFamily if field.metadata["maximum"] else CounterMetricFamily
             series = {
-                (served,): getattr(usage.totals, one.name)
-                for served, usage in self._reports.items()
+                (model,): getattr(usage.totals, field.name)
+                for model, usage in self._reports.items()
             }
-            yield _family(kind, metric or one.name, one.metadata["help"], ("served",), series)
+            yield _family(kind, metric or field.name, field.metadata["help"], ("served",), series)
 
 
 Values = Mapping[tuple[str, ...], float]
@@ -193,12 +193,12 @@ def _tokens(usage: Usage) -> Values:
 
 def _evicted(usage: Usage) -> Values:
     totals = usage.totals
-    held, prm_held = totals.held_evicted_tokens, totals.prm_held_evicted_tokens
+    active, prm_active = totals.held_evicted_tokens, totals.prm_held_evicted_tokens
     return {
-        ("policy", "active"): held,
-        ("policy", "cached"): totals.evicted_tokens - held,
-        ("reward", "active"): prm_held,
-        ("reward", "cached"): totals.prm_evicted_tokens - prm_held,
+        ("policy", "active"): active,
+        ("policy", "cached"): totals.evicted_tokens - active,
+        ("reward", "active"): prm_active,
+        ("reward", "cached"): totals.prm_evicted_tokens - prm_active,
     }
 
 
@@ -240,11 +240,11 @@ def _family(
     values: Values,
 ) -> Metric:
     family = kind(f"hedgerow_{name}", what, labels=labels)
-    for of, value in values.items():
-        family.add_metric(of, value)
+    for label_values, value in values.items():
+        family.add_metric(label_values, value)
     return family
 
 
 def _finished_tokens(outcome: Outcome) -> int:
-    kept = {step.id for node in outcome.tree.finished() for step in outcome.tree.chain(node.id)}
-    return sum(len(outcome.tree[node_id].tokens) for node_id in kept)
+    nodes = {step.id for node in outcome.tree.finished() for step in outcome.tree.chain(node.id)}
+    return sum(len(outcome.tree[node_id].tokens) for node_id in nodes)

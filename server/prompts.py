@@ -66,8 +66,8 @@ def goes_on(request: ChatRequest, messages: list[dict[str, Any]], *, searched: b
 
 def question_of(messages: list[dict[str, Any]]) -> str:
     """What a reward model and a task see: the last thing the user said."""
-    asked = [message["content"] for message in messages if message["role"] == "user"]
-    return asked[-1] if asked else messages[-1]["content"]
+    questions = [message["content"] for message in messages if message["role"] == "user"]
+    return questions[-1] if questions else messages[-1]["content"]
 
 
 def _text(content: Any, name: str) -> str:
@@ -105,22 +105,22 @@ async def build_prompt(
     key: ApiKey,
     *,
     searched: bool,
-    rest: bool = False,
+    continues: bool = False,
     tools: Sequence[dict[str, Any]] = (),
 ) -> Problem:
     """Messages under the chat template, after the profile's system message if they are searched
     for; ``rest``: the last one is gone on with; ``tools``: that the model is told of. Raises
     ApiError if they do not fit the context, or for a call that the template leaves out."""
-    asked = under_profile(messages, service.profile) if searched else messages
-    if any("tool_calls" in message or message["role"] == "tool" for message in asked):
+    conversation = under_profile(messages, service.profile) if searched else messages
+    if any("tool_calls" in message or message["role"] == "tool" for message in conversation):
         must_be_rendered(messages, await tool_template(service))
-    size = sum(len(message["content"]) for message in asked)
-    more: dict[str, Any] = {"open_reply": True} if rest else {}
+    size = sum(len(message["content"]) for message in conversation)
+    more: dict[str, Any] = {"open_reply": True} if continues else {}
     if tools:
         more["tools"], size = tools, size + len(repr(tools))
 
-    def encode(own: Text) -> list[int]:
-        return own.encode_chat(asked, **more)
+    def encode(text: Text) -> list[int]:
+        return text.encode_chat(conversation, **more)
 
     try:
         prompt = await _tokens(encode, size, "messages", service, key)
@@ -153,7 +153,7 @@ async def prompt_tokens(
     """A text completion's ids. Raises ApiError for ids that are none of the model's."""
     if isinstance(prompt, str):
         size = len(prompt)
-        return await _tokens(lambda own: own.encode_prompt(prompt), size, field, service, key)
+        return await _tokens(lambda text: text.encode_prompt(prompt), size, field, service, key)
     most = service.text.model_vocab - 1
     if wrong := [token for token in prompt if not 0 <= token <= most]:
         raise bad_value(field, f"token ids are from 0 to {most}, got {echo(wrong[0])}")

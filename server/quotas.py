@@ -61,13 +61,13 @@ class Quotas:
         A reply that was begun before that is finished, and may overdraw the quota.
         """
         account = self._account(key.name)
-        used = account.prompt_tokens + account.completion_tokens
-        if key.tokens_total is not None and used >= key.tokens_total:
-            raise _used_up(f"{key.tokens_total} tokens", NO_RETRY)
+        total = account.prompt_tokens + account.completion_tokens
+        if key.tokens_total is not None and total >= key.tokens_total:
+            raise _refusal(f"{key.tokens_total} tokens", NO_RETRY)
         if key.tokens_a_day is not None and account.tokens_today >= key.tokens_a_day:
             midnight = DAY - int(self._clock()) % DAY
             headers = {"retry-after": str(midnight)} | NO_RETRY
-            raise _used_up(f"{key.tokens_a_day} tokens a day; more from midnight UTC on", headers)
+            raise _refusal(f"{key.tokens_a_day} tokens a day; more from midnight UTC on", headers)
 
     @contextmanager
     def booking(
@@ -78,12 +78,12 @@ class Quotas:
         One that has drawn nothing, and read nothing beyond its ``prompt`` tokens, costs nothing.
         ``request``: it is one, and no further part of one that is booked already.
         """
-        spent = ReplyTokens(prompt)
+        usage = ReplyTokens(prompt)
         try:
-            yield spent
+            yield usage
         finally:
-            if spent.completion or spent.prompt > prompt:
-                self._book(key, spent, searched, request)
+            if usage.completion or usage.prompt > prompt:
+                self._book(key, usage, searched, request)
 
     def account(self, name: str) -> dict[str, Any]:
         """One key's sums under its name."""
@@ -93,15 +93,15 @@ class Quotas:
         """Every key's sums."""
         return [self.account(name) for name in self._accounts]
 
-    def _book(self, key: ApiKey, spent: ReplyTokens, searched: bool, request: bool) -> None:
+    def _book(self, key: ApiKey, usage: ReplyTokens, searched: bool, request: bool) -> None:
         account = self._account(key.name)
         account.requests += request
         account.searches += searched
-        account.prompt_tokens += spent.prompt
-        account.completion_tokens += spent.completion
-        account.tokens_today += spent.prompt + spent.completion
-        self._metrics.key_tokens.labels(key.name, "prompt").inc(spent.prompt)
-        self._metrics.key_tokens.labels(key.name, "completion").inc(spent.completion)
+        account.prompt_tokens += usage.prompt
+        account.completion_tokens += usage.completion
+        account.tokens_today += usage.prompt + usage.completion
+        self._metrics.key_tokens.labels(key.name, "prompt").inc(usage.prompt)
+        self._metrics.key_tokens.labels(key.name, "completion").inc(usage.completion)
 
     def _account(self, name: str) -> KeyUsage:
         """A key's account; a new day begins with none of its tokens.
@@ -116,6 +116,6 @@ class Quotas:
         return self._accounts[name]
 
 
-def _used_up(quota: str, headers: dict[str, str]) -> ApiError:
+def _refusal(quota: str, headers: dict[str, str]) -> ApiError:
     message = f"this key has used up its quota of {quota}"
     return ApiError(429, "insufficient_quota", message, headers=headers)

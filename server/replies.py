@@ -25,7 +25,7 @@ SCHEMA_VERSION = 1
 class WrittenReplies:
     """What was written of the trajectories that a search has chosen, and these as they are told."""
 
-    drawn: DrawnReplies
+    draws: DrawnReplies
     reasoning: list[str]
 
 
@@ -35,31 +35,31 @@ class CompletedReply:
     def __init__(
         self,
         parsed: ParsedRequest,
-        done: Sequence[PlainReply] | Outcome,
+        outcome: Sequence[PlainReply] | Outcome,
         rounds: str = "",
         logprobs: Sequence[Sequence[ReplyToken]] = (),
-        written: WrittenReplies | None = None,
+        replies: WrittenReplies | None = None,
     ) -> None:
         """``rounds``: what is told of the search's; ``logprobs``: of the choices' tokens, where
         these are asked for; ``written``: what stands in the place of the search's own choices,
         which are reasoning then. Raises ApiError (504) when it has no reply."""
         self.rounds, self.logprobs = rounds, logprobs
-        self.reasoning = written.reasoning if written else []
+        self.reasoning = replies.reasoning if replies else []
         self._parsed = parsed
-        if isinstance(done, Outcome):
-            self.search = search_part(parsed, done)
-            if written is None:
-                self.choices = [choice for _, choice in best_choices(parsed, done)]
-                self.usage = search_usage(done)
+        if isinstance(outcome, Outcome):
+            self.search = search_part(parsed, outcome)
+            if replies is None:
+                self.choices = [choice for _, choice in best_choices(parsed, outcome)]
+                self.usage = search_usage(outcome)
                 return
-            drawn, stats = written.drawn, done.stats
-            self.logprobs = drawn.logprobs
-            self.choices = [(reply.text, reply.finish_reason) for reply in drawn.replies]
-            tokens = sum(reply.tokens for reply in drawn.replies)
+            draws, stats = replies.draws, outcome.stats
+            self.logprobs = draws.logprobs
+            self.choices = [(reply.text, reply.finish_reason) for reply in draws.replies]
+            tokens = sum(reply.tokens for reply in draws.replies)
             self.usage = usage(stats.prompt_tokens, stats.generated_tokens + tokens, tokens)
             return
-        tokens = sum(reply.tokens for reply in done)
-        self.choices = [(reply.text, reply.finish_reason) for reply in done]
+        tokens = sum(reply.tokens for reply in outcome)
+        self.choices = [(reply.text, reply.finish_reason) for reply in outcome]
         self.usage = usage(parsed.prompt_tokens, tokens, tokens)
         self.search = None
 
@@ -86,14 +86,14 @@ class ReplyFormat:
         """The whole response."""
         parsed = self._parsed
         choices = []
-        for i, (_, ended) in enumerate(reply.choices):
+        for i, (_, finish) in enumerate(reply.choices):
             thought, content = reply.parts(i)
             reasoning = thought if i else reply.rounds + thought
             tokens = reply.logprobs[i] if reply.logprobs else None
-            read = parsed.read_calls(content)
-            deltas = [CallDelta(place, *call) for place, call in enumerate(read.calls)]
-            message = self._message(reasoning, self._echo(i) + read.text, self._calls(i, deltas))
-            reason = finish_reason(ended, called=bool(read.calls))
+            parts = parsed.read_calls(content)
+            deltas = [CallDelta(place, *call) for place, call in enumerate(parts.calls)]
+            message = self._message(reasoning, self._echo(i) + parts.text, self._calls(i, deltas))
+            reason = finish_reason(finish, called=bool(parts.calls))
             choices.append(self._choice(i, reason, tokens) | message)
         body = self._head(self.kind)
         body |= {"choices": choices, "usage": reply.usage, "seed": parsed.seed}
@@ -141,9 +141,9 @@ class ReplyFormat:
             chunks.append(self._chunk(self._choice(index, None, tokens) | {"delta": delta}))
         return chunks
 
-    def usage(self, used: dict[str, Any]) -> dict[str, Any]:
+    def usage(self, counts: dict[str, Any]) -> dict[str, Any]:
         """The last chunk, for clients that asked for the usage."""
-        return self._head(self.chunk_kind) | {"choices": [], "usage": used}
+        return self._head(self.chunk_kind) | {"choices": [], "usage": counts}
 
     def _message(self, thought: str, text: str, calls: list[dict[str, Any]]) -> dict[str, Any]:
         forced = self._parsed.calls is not None and self._parsed.calls.forced
@@ -220,9 +220,9 @@ class TextFormat(ReplyFormat):
         return {"text": text or ""}
 
 
-def finish_reason(ended: str, *, called: bool) -> str:
+def finish_reason(finish: str, *, called: bool) -> str:
     """Why a choice ended, in OpenAI's words."""
-    return "tool_calls" if called and ended == "stop" else ended
+    return "tool_calls" if called and finish == "stop" else finish
 
 
 def reply_format(parsed: ParsedRequest, fingerprint: str, text: Text) -> ReplyFormat:
@@ -230,17 +230,17 @@ def reply_format(parsed: ParsedRequest, fingerprint: str, text: Text) -> ReplyFo
     return (ReplyFormat if parsed.chat else TextFormat)(parsed, fingerprint, text)
 
 
-def best_choices(parsed: ParsedRequest, done: Outcome) -> list[tuple[int, tuple[str, str]]]:
+def best_choices(parsed: ParsedRequest, outcome: Outcome) -> list[tuple[int, tuple[str, str]]]:
     """The replies of the best distinct answers, as many as were wanted and are there: the node of
     each, its text and why it ended. Raises ApiError (504) where there is none."""
-    if done.chosen is None:
-        raise nothing_finished(done.stop_reason.value, done.spec.policy)
-    nodes = [answer.reply for answer in done.answers] or [done.chosen]
+    if outcome.chosen is None:
+        raise nothing_finished(outcome.stop_reason.value, outcome.spec.policy)
+    nodes = [answer.reply for answer in outcome.answers] or [outcome.chosen]
     choices = []
     for node in nodes[: parsed.choices]:
-        text, stopped = parsed.cut(done.tree.text(node))
-        ended = stopped or done.tree[node].finish is Finish.END
-        choices.append((node, (text, "stop" if ended else "length")))
+        text, stopped = parsed.cut(outcome.tree.text(node))
+        complete = stopped or outcome.tree[node].finish is Finish.END
+        choices.append((node, (text, "stop" if complete else "length")))
     return choices
 
 
@@ -286,18 +286,18 @@ def search_part(parsed: ParsedRequest, outcome: Outcome) -> dict[str, Any]:
 
 def search_document(parsed: ParsedRequest, outcome: Outcome, fingerprint: str) -> dict[str, Any]:
     """The response of ``POST /v1/search``, tree included."""
-    part, before = search_part(parsed, outcome), parsed.continuation
+    part, continuation = search_part(parsed, outcome), parsed.continuation
     return {
         "id": parsed.id,
         "object": "search",
         "created": parsed.created,
         "model": parsed.model,
         "status": "done",
-        "text": (before.text if before else "") + outcome.text,
+        "text": (continuation.text if continuation else "") + outcome.text,
         "answers": part.pop("votes"),
         "usage": search_usage(outcome),
         **part,
         "tree": to_json(outcome.tree),
         "system_fingerprint": fingerprint,
-        **({} if before is None else {"branched_from": before.document()}),
+        **({} if continuation is None else {"branched_from": continuation.document()}),
     }

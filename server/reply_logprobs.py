@@ -15,23 +15,23 @@ from server.api_errors import bad_value, unsupported
 from server.request_models import ChatRequest, TextRequest
 
 
-def chat_logprobs_asked(request: ChatRequest, able: Capabilities) -> int | None:
+def chat_top_logprobs(request: ChatRequest, able: Capabilities) -> int | None:
     """How many likeliest tokens are to be told at each place; None: nothing is. Raises ApiError."""
     if not request.logprobs:
         if request.top_logprobs:
             raise bad_value("top_logprobs", "logprobs must be true with it")
         return None
-    return _offered("logprobs", request.top_logprobs or 0, able)
+    return _checked_top("logprobs", request.top_logprobs or 0, able)
 
 
-def text_logprobs_asked(request: TextRequest, able: Capabilities) -> int | None:
+def text_top_logprobs(request: TextRequest, able: Capabilities) -> int | None:
     """The same."""
     if request.echo and request.logprobs is not None:
         raise unsupported("echo", "leave it out with logprobs: a prompt's are not told")
-    return None if request.logprobs is None else _offered("logprobs", request.logprobs, able)
+    return None if request.logprobs is None else _checked_top("logprobs", request.logprobs, able)
 
 
-def _offered(name: str, top: int, able: Capabilities) -> int:
+def _checked_top(name: str, top: int, able: Capabilities) -> int:
     if not able.logprobs:
         raise unsupported(name, f"the {able.engine} engine does not tell them; leave it out")
     return top
@@ -59,7 +59,7 @@ class LogprobRecorder(EngineWrapper):
         steps = [self._steps[node] for node in nodes]
         return [pair for step in steps for pair in zip(step.tokens, step.logprobs, strict=True)]
 
-    def drawn(self) -> list[tuple[int, TokenLogprob]]:
+    def all_tokens(self) -> list[tuple[int, TokenLogprob]]:
         """Those of all steps, which are one chain."""
         return self.along(sorted(self._steps))
 
@@ -70,17 +70,17 @@ class ReplyToken(NamedTuple):
 
     id: int
     offset: int
-    own: TokenLogprob
+    odds: TokenLogprob
 
 
-def in_text(drawn: Sequence[tuple[int, TokenLogprob]], end: int, text: Text) -> list[ReplyToken]:
+def in_text(pairs: Sequence[tuple[int, TokenLogprob]], end: int, text: Text) -> list[ReplyToken]:
     """The tokens of a reply that the text's first ``end`` characters are made of; those that are no
     text are left out. A character of several tokens begins with the first of them."""
     decoder, length = codecs.getincrementaldecoder("utf-8")("replace"), 0
     tokens = []
-    for token, own in drawn:
+    for token, odds in pairs:
         if spelled := text.piece(token):
-            tokens.append(ReplyToken(token, length, own))
+            tokens.append(ReplyToken(token, length, odds))
             length += len(decoder.decode(spelled))
     return [*takewhile(lambda token: token.offset < end, tokens)]
 
@@ -89,22 +89,22 @@ def chat_logprobs(tokens: Sequence[ReplyToken], text: Text) -> dict[str, Any]:
     """As a chat's choice has them."""
     content = []
     for token in tokens:
-        top = [_entry(other, logprob, text) for other, logprob in token.own.top]
-        content.append(_entry(token.id, token.own.logprob, text) | {"top_logprobs": top})
+        top = [_entry(candidate, logprob, text) for candidate, logprob in token.odds.top]
+        content.append(_entry(token.id, token.odds.logprob, text) | {"top_logprobs": top})
     return {"content": content, "refusal": None}
 
 
 def text_logprobs(tokens: Sequence[ReplyToken], text: Text, start: int = 0) -> dict[str, Any]:
     """As a text completion's choice has them; ``start``: characters before the reply. Beside the
     likeliest tokens stands the one drawn, as with vLLM."""
-    drawn = [(token.id, token.own.logprob) for token in tokens]
+    pairs = [(token.id, token.odds.logprob) for token in tokens]
     top = [
-        {_word(other, text): value for other, value in (*token.own.top, pair)}
-        for token, pair in zip(tokens, drawn, strict=True)
+        {_word(candidate, text): value for candidate, value in (*token.odds.top, pair)}
+        for token, pair in zip(tokens, pairs, strict=True)
     ]
     return {
         "tokens": [_word(token.id, text) for token in tokens],
-        "token_logprobs": [token.own.logprob for token in tokens],
+        "token_logprobs": [token.odds.logprob for token in tokens],
         "top_logprobs": top,
         "text_offset": [start + token.offset for token in tokens],
     }

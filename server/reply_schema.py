@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 MOST_REMEMBERED = 256
 """Schemas that are known to compile."""
 ANY_OBJECT = {"type": "object"}
-_NAMED = {"name": STRING, "schema": {"type": "object"}, "strict": {"type": ["boolean", "null"]}}
-_WRAPPED = {"type": "object", "properties": _NAMED, "required": ["schema"]}
+_ENTRY = {"name": STRING, "schema": {"type": "object"}, "strict": {"type": ["boolean", "null"]}}
+_WRAPPED = {"type": "object", "properties": _ENTRY, "required": ["schema"]}
 _FORMATS = [{"type": "null"}, of_type("text"), of_type("json_object")]
 _FORMAT_SCHEMA = {"anyOf": [*_FORMATS, of_type("json_schema", json_schema=_WRAPPED)]}
-TEXT_FORMAT_SCHEMA = {"anyOf": [*_FORMATS, of_type("json_schema", **_NAMED)]}
+TEXT_FORMAT_SCHEMA = {"anyOf": [*_FORMATS, of_type("json_schema", **_ENTRY)]}
 """Of ``/v1/responses``, which names the schema beside the type."""
 _OUTPUTS_SCHEMA = {
     "type": ["object", "null"],
@@ -38,16 +38,16 @@ StructuredOutputs = Annotated[Any, WithJsonSchema(_OUTPUTS_SCHEMA)]
 GuidedJson = Annotated[Any, WithJsonSchema({"type": ["object", "null"]})]
 
 
-def schema_asked(request: GenerationRequest, able: Capabilities) -> AskedSchema | None:
+def requested_schema(request: GenerationRequest, able: Capabilities) -> AskedSchema | None:
     """What its reply is to fit. Raises ApiError for a field that is wrong, that asks for anything
     else than a schema, or that the engine does not hold to."""
     guided = request.guided_json
-    each = (
+    candidates = (
         _of_response_format(request.response_format),
         _of_structured_outputs(request.structured_outputs),
         None if guided is None else AskedSchema("guided_json", guided),
     )
-    schemas = [asked for asked in each if asked is not None]
+    schemas = [schema for schema in candidates if schema is not None]
     if not schemas:
         return None
     (first, *others) = schemas
@@ -95,15 +95,15 @@ class CompiledSchemas:
     def __init__(self) -> None:
         self._compiled: OrderedDict[bytes, None] = OrderedDict()
 
-    def grammar(self, asked: AskedSchema) -> str:
+    def grammar(self, schema: AskedSchema) -> str:
         """It as the engines take it. Raises ApiError naming what in it cannot be held to."""
-        grammar = asked.canonical()
+        grammar = schema.canonical()
         name = hashlib.sha256(grammar.encode()).digest()
         if name not in self._compiled:
             try:
                 must_compile(grammar)
             except SchemaRefused as error:
-                raise bad_value(asked.field, f"cannot be compiled: {error}") from None
+                raise bad_value(schema.field, f"cannot be compiled: {error}") from None
         self._compiled[name] = None
         self._compiled.move_to_end(name)
         if len(self._compiled) > MOST_REMEMBERED:
@@ -111,47 +111,47 @@ class CompiledSchemas:
         return grammar
 
 
-def _of_response_format(sent: Any) -> AskedSchema | None:
+def _of_response_format(value: Any) -> AskedSchema | None:
     """Of a chat's ``response_format``."""
     name = "response_format"
-    if sent is None:
+    if value is None:
         return None
-    kind = sent.get("type") if isinstance(sent, Mapping) else sent
-    if not isinstance(sent, Mapping) or kind not in ("text", "json_object", "json_schema"):
+    kind = value.get("type") if isinstance(value, Mapping) else value
+    if not isinstance(value, Mapping) or kind not in ("text", "json_object", "json_schema"):
         raise bad_value(f"{name}.type", f"must be text, json_object or json_schema: {echo(kind)}")
     if kind == "text":
         return None
     if kind == "json_object":
         return AskedSchema(name, ANY_OBJECT)
-    named = sent.get("json_schema")
-    if not isinstance(named, Mapping):
-        raise bad_value(f"{name}.json_schema", f"must be an object, got {echo(named)}")
-    _check_name(named, f"{name}.json_schema")
-    return AskedSchema(f"{name}.json_schema.schema", named.get("schema"))
+    entry = value.get("json_schema")
+    if not isinstance(entry, Mapping):
+        raise bad_value(f"{name}.json_schema", f"must be an object, got {echo(entry)}")
+    _check_name(entry, f"{name}.json_schema")
+    return AskedSchema(f"{name}.json_schema.schema", entry.get("schema"))
 
 
-def _check_name(named: Mapping[str, Any], field: str) -> None:
+def _check_name(entry: Mapping[str, Any], field: str) -> None:
     """What stands beside a schema: nothing follows from it, as every schema is held to."""
-    if not isinstance(named.get("name", ""), str):
-        raise bad_value(f"{field}.name", f"must be a string, got {echo(named['name'])}")
-    if not isinstance(named.get("strict"), bool | None):
-        raise bad_value(f"{field}.strict", f"must be true or false, got {echo(named['strict'])}")
+    if not isinstance(entry.get("name", ""), str):
+        raise bad_value(f"{field}.name", f"must be a string, got {echo(entry['name'])}")
+    if not isinstance(entry.get("strict"), bool | None):
+        raise bad_value(f"{field}.strict", f"must be true or false, got {echo(entry['strict'])}")
 
 
-def _of_structured_outputs(sent: Any) -> AskedSchema | None:
+def _of_structured_outputs(outputs: Any) -> AskedSchema | None:
     """Of vLLM's ``structured_outputs``."""
     name = "structured_outputs"
-    if sent is None:
+    if outputs is None:
         return None
-    if not isinstance(sent, Mapping):
-        raise bad_value(name, f"must be an object, got {echo(sent)}")
-    asked = {key: value for key, value in sent.items() if value not in (None, False)}
-    for key in asked.keys() - {"json", "json_object"}:
+    if not isinstance(outputs, Mapping):
+        raise bad_value(name, f"must be an object, got {echo(outputs)}")
+    options = {key: value for key, value in outputs.items() if value not in (None, False)}
+    for key in options.keys() - {"json", "json_object"}:
         raise unsupported(f"{name}.{key}", "json and json_object are")
-    if len(asked) > 1:
+    if len(options) > 1:
         raise bad_value(name, "json or json_object is needed, not both")
-    if "json_object" in asked:
-        if asked["json_object"] is not True:
-            raise bad_value(f"{name}.json_object", f"must be true: {echo(asked['json_object'])}")
+    if "json_object" in options:
+        if options["json_object"] is not True:
+            raise bad_value(f"{name}.json_object", f"must be true: {echo(options['json_object'])}")
         return AskedSchema(name, ANY_OBJECT)
-    return AskedSchema(f"{name}.json", asked["json"]) if asked else None
+    return AskedSchema(f"{name}.json", options["json"]) if options else None

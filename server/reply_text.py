@@ -59,8 +59,8 @@ def split_reasoning(text: str, *, opened: bool = False, whole: bool = True) -> t
         if not bare.startswith(OPENS):
             return "", text
         inside = bare.removeprefix(OPENS)
-    thought, closed, reply = inside.partition(CLOSES)
-    if not closed and not whole:
+    thought, end_tag, reply = inside.partition(CLOSES)
+    if not end_tag and not whole:
         thought = thought[: len(thought) - held_back(thought, (CLOSES,))]
     return thought.strip(), reply.lstrip()
 
@@ -150,9 +150,9 @@ def normalise(answer: str) -> str | None:
     while answer != previous:
         previous = answer
         answer = answer.strip().rstrip(".!").strip()
-        wrapped = WRAPPED.match(answer)
-        if wrapped:
-            answer = next(group for group in wrapped.groups() if group is not None)
+        wrapping = WRAPPED.match(answer)
+        if wrapping:
+            answer = next(group for group in wrapping.groups() if group is not None)
     answer = THOUSANDS.sub("", " ".join(answer.split()))
     return answer if 0 < len(answer) <= LONGEST_ANSWER else None
 

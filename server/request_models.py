@@ -109,11 +109,11 @@ def few_fields(value: object) -> object:
     return value
 
 
-def only_names_of_unread(data: object, read: AbstractSet[str]) -> object:
+def only_names_of_unread(data: object, fields: AbstractSet[str]) -> object:
     """The body of a request, which may wait for long: of what nobody reads the names are enough."""
     few_fields(data)
     if isinstance(data, dict):
-        for name in data.keys() - read:
+        for name in data.keys() - fields:
             data[name] = None
     return data
 
@@ -168,19 +168,19 @@ class SamplingParameters(BaseModel):
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
 
-    def asked(self) -> dict[str, Any]:
+    def explicit_params(self) -> dict[str, Any]:
         """Those that are given, by name."""
         values = {name: getattr(self, name) for name in LOGITS_PARAMS}
         return {name: value for name, value in values.items() if value is not None}
 
     def logits_params(self) -> LogitsParams:
         """What a plain reply is drawn by."""
-        return logits_params_of(self.asked())
+        return logits_params_of(self.explicit_params())
 
-    def joined(self, spec: SearchSpec) -> SearchSpec:
+    def fill(self, spec: SearchSpec) -> SearchSpec:
         """The search, with these where it says nothing itself."""
-        asked = self.asked().items()
-        fresh = {name: value for name, value in asked if name not in spec.model_fields_set}
+        explicit = self.explicit_params().items()
+        fresh = {name: value for name, value in explicit if name not in spec.model_fields_set}
         return spec.model_copy(update=fresh) if fresh else spec
 
 
@@ -297,14 +297,14 @@ class IgnoredFields:
                 log.info("ignoring the unknown request field %r (said once)", short)
 
 
-def refuse_unsupported(request: BaseModel, refused: Neutral) -> set[str]:
+def refuse_unsupported(request: BaseModel, parameters: Neutral) -> set[str]:
     """Raise ApiError for a known field this server cannot honour; return the unknown names."""
     extra = request.model_extra or {}
-    for name, neutral in refused.items():
+    for name, neutral in parameters.items():
         if name in extra and not asks_nothing(extra[name], neutral):
-            allowed = " or ".join(repr(value) for value in neutral if value is not None)
-            raise unsupported(name, f"leave it out{f' or send {allowed}' if allowed else ''}")
-    return set(extra) - refused.keys() - HARMLESS
+            values = " or ".join(repr(value) for value in neutral if value is not None)
+            raise unsupported(name, f"leave it out{f' or send {values}' if values else ''}")
+    return set(extra) - parameters.keys() - HARMLESS
 
 
 def stop_strings(stop: Any, most: int) -> tuple[str, ...]:
@@ -320,8 +320,8 @@ def stop_strings(stop: Any, most: int) -> tuple[str, ...]:
         if not isinstance(string, str) or not string:
             raise bad_value(f"stop[{i}]", f"must be a string and not empty, got {echo(string)}")
         if len(string) > LONGEST_STOP:
-            allowed = f"at most {LONGEST_STOP} characters are allowed"
-            raise bad_value(f"stop[{i}]", f"{allowed}, got {len(string)}")
+            rule = f"at most {LONGEST_STOP} characters are allowed"
+            raise bad_value(f"stop[{i}]", f"{rule}, got {len(string)}")
         encodable(string, f"stop[{i}]")
     return tuple(strings)
 
@@ -337,7 +337,7 @@ def prompts_of(prompt: Any) -> dict[str, Prompt]:
     if not prompt:
         raise bad_value("prompt", "at least one prompt is needed, got []")
     names = ["prompt"] if len(prompt) == 1 else [f"prompt[{i}]" for i in range(len(prompt))]
-    return {name: _prompt(one, name) for name, one in zip(names, prompt, strict=True)}
+    return {name: _prompt(entry, name) for name, entry in zip(names, prompt, strict=True)}
 
 
 def _prompt(prompt: Any, name: str) -> Prompt:

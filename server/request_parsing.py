@@ -25,8 +25,8 @@ from server.prompts import (
     question_of,
     thinks,
 )
-from server.reply_logprobs import chat_logprobs_asked, text_logprobs_asked
-from server.reply_schema import schema_asked
+from server.reply_logprobs import chat_top_logprobs, text_top_logprobs
+from server.reply_schema import requested_schema
 from server.reply_text import first_stop, split_reasoning
 from server.request_models import (
     BranchRequest,
@@ -42,11 +42,11 @@ from server.request_models import (
 from server.requested_search import (
     SEEDS,
     effort_fields,
-    joined,
+    merged_spec,
     plain_params,
     resolve_model,
     seed_of,
-    settled,
+    settle,
     spec_of,
 )
 from server.service import Service
@@ -93,7 +93,7 @@ class ParsedRequest:
     logprobs: int | None = None
     echoes: tuple[str, ...] = ()
     grammar: str | None = None
-    written: PlainCompletion | None = None
+    json_request: PlainCompletion | None = None
     calls: CallReader | None = None
 
     @property
@@ -120,8 +120,8 @@ class ParsedRequest:
 
     def split_reasoning(self, text: str) -> tuple[str, str]:
         """A text's thought and its reply; all of it is the reply where nothing is a thought."""
-        opened = self.reply_in_reasoning
-        return ("", text) if opened is None else split_reasoning(text, opened=opened)
+        in_reasoning = self.reply_in_reasoning
+        return ("", text) if in_reasoning is None else split_reasoning(text, opened=in_reasoning)
 
     def read_calls(self, reply: str) -> CallsRead:
         """A reply without its thought, as its text and its calls of tools."""
@@ -136,16 +136,18 @@ async def parse_chat(request: ChatRequest, service: Service, key: ApiKey) -> Par
     """Understand a chat request. Raises ApiError naming what is wrong with it."""
     service.ignored.note(refuse_unsupported(request, CHAT))
     limit = request.max_completion_tokens or request.max_tokens
-    asked = request.reasoning and request.reasoning.effort
-    effort, able = request.reasoning_effort or asked or "none", service.runner.engine.capabilities
+    nested = request.reasoning and request.reasoning.effort
+    effort, able = request.reasoning_effort or nested or "none", service.runner.engine.capabilities
     by_effort = effort_fields(effort, able, service.tuned)
     spec = spec_of(request, by_effort, service, key, limit)
     messages = plain_messages(request.messages, service.settings.max_messages)
-    rest = goes_on(request, messages, searched=spec is not None)
+    continues = goes_on(request, messages, searched=spec is not None)
     searched = spec is not None
     tools = await tools_of(request, service) if _sets_any(request, "tools", "tool_choice") else None
-    shown = tools.tools if tools else ()
-    problem = await build_prompt(messages, service, key, searched=searched, rest=rest, tools=shown)
+    prompt_tools = tools.tools if tools else ()
+    problem = await build_prompt(
+        messages, service, key, searched=searched, continues=continues, tools=prompt_tools
+    )
     with_logprobs = _sets_any(request, "logprobs", "top_logprobs")
     return _completion(
         request,
@@ -158,7 +160,7 @@ async def parse_chat(request: ChatRequest, service: Service, key: ApiKey) -> Par
         chat=True,
         include_reasoning=bool(request.include_reasoning),
         in_reasoning=thinks(problem.prompt, service),
-        logprobs=chat_logprobs_asked(request, able) if with_logprobs else None,
+        logprobs=chat_top_logprobs(request, able) if with_logprobs else None,
         grammar=await _grammar(request, service, tools),
         calls=tools.reader if tools else None,
     )
@@ -168,22 +170,22 @@ async def parse_completion(request: TextRequest, service: Service, key: ApiKey) 
     """Understand a request for a text completion. Raises ApiError naming what is wrong with it."""
     service.ignored.note(refuse_unsupported(request, TEXT))
     spec = spec_of(request, None, service, key, request.max_tokens)
-    asked = prompts_of(request.prompt)
-    if len(asked) > 1 and spec is not None:
-        raise bad_value("prompt", f"one at a time is searched for, got {len(asked)}")
-    if len(asked) > key.width:
-        raise bad_value("prompt", f"at most {key.width} on this server, these are {len(asked)}")
-    prompts = [await prompt_tokens(name, prompt, service, key) for name, prompt in asked.items()]
-    first = next(iter(asked.values()))
+    fields = prompts_of(request.prompt)
+    if len(fields) > 1 and spec is not None:
+        raise bad_value("prompt", f"one at a time is searched for, got {len(fields)}")
+    if len(fields) > key.width:
+        raise bad_value("prompt", f"at most {key.width} on this server, these are {len(fields)}")
+    prompts = [await prompt_tokens(name, prompt, service, key) for name, prompt in fields.items()]
+    first = next(iter(fields.values()))
     question = first if isinstance(first, str) else service.text.decode(first)
     problem = Problem(prompts[0], question, service.profile.delimiter)
-    _tell([*asked.values()], service.settings)
+    _log_prompt([*fields.values()], service.settings)
     limit, able = request.max_tokens, service.runner.engine.capabilities
-    more: dict[str, Any] = {"logprobs": text_logprobs_asked(request, able)}
+    more: dict[str, Any] = {"logprobs": text_top_logprobs(request, able)}
     more["grammar"] = await _grammar(request, service)
     if request.echo:
-        prompts_sent = asked.values()
-        texts = [one if isinstance(one, str) else service.text.decode(one) for one in prompts_sent]
+        values = fields.values()
+        texts = [text if isinstance(text, str) else service.text.decode(text) for text in values]
         more["echoes"] = tuple(text for text in texts for _ in range(request.n or 1))
     return _completion(request, [], problem, spec, limit, service, key, prompts=prompts, **more)
 
@@ -194,17 +196,17 @@ async def parse_search(
     """Understand a ``/v1/search`` request. Raises ApiError naming what is wrong with it."""
     settings, key = service.settings, key or service.keys.anybody
     model = request.model or settings.model
-    spec = joined(request.search, resolve_model(model, settings), service, key)
-    spec = settled(spec, service, key, secrets.randbelow(SEEDS))
+    spec = merged_spec(request.search, resolve_model(model, settings), service, key)
+    spec = settle(spec, service, key, secrets.randbelow(SEEDS))
     if (request.question is None) == (request.messages is None):
         raise bad_value("question", "exactly one of question and messages is needed")
-    asked = request.messages or [Message(role="user", content=request.question)]
-    messages = plain_messages(asked, settings.max_messages)
+    conversation = request.messages or [Message(role="user", content=request.question)]
+    messages = plain_messages(conversation, settings.max_messages)
     problem = await build_prompt(messages, service, key, searched=True)
-    _tell(messages, settings)
-    thought = thinks(problem.prompt, service)
-    return _parsed(
-        "search", model, key, messages, problem, spec, spec.seed, settings, in_reasoning=thought
+    _log_prompt(messages, settings)
+    thinking = thinks(problem.prompt, service)
+    return _build(
+        "search", model, key, messages, problem, spec, spec.seed, settings, in_reasoning=thinking
     )
 
 
@@ -213,17 +215,17 @@ async def parse_branch(
 ) -> ParsedRequest:
     """Understand a request to go on from a node. Raises ApiError naming what is wrong with it."""
     async with service.reading:  # a document may have megabytes
-        kept, continuation = await asyncio.to_thread(read_continuation, document, request.node)
-    service = service.serving(kept["model"])
+        search, continuation = await asyncio.to_thread(read_continuation, document, request.node)
+    service = service.serving(search["model"])
     context = service.runner.engine.capabilities.context_tokens
     if len(continuation.tokens) >= context:
         raise prompt_too_long(len(continuation.tokens), context, "node")
-    spec = joined(request.search, kept["spec"] | {"seed": None}, service, key)
-    spec = settled(spec, service, key, secrets.randbelow(SEEDS))
-    messages = kept["messages"]
-    return _parsed(
+    spec = merged_spec(request.search, search["spec"] | {"seed": None}, service, key)
+    spec = settle(spec, service, key, secrets.randbelow(SEEDS))
+    messages = search["messages"]
+    return _build(
         "search",
-        kept["model"],
+        search["model"],
         key,
         messages,
         Problem(continuation.tokens, question_of(messages), service.profile.delimiter),
@@ -256,8 +258,8 @@ def _completion(
         able = service.runner.engine.capabilities
         tokens = limit or min(settings.default_max_tokens, key.tree_tokens // choices or 1)
         if choices * tokens > key.tree_tokens:
-            allowed = f"{choices} replies of at most {key.tree_tokens // choices} tokens are"
-            raise bad_value("max_tokens", f"{allowed} allowed, got {tokens}")
+            rule = f"{choices} replies of at most {key.tree_tokens // choices} tokens are"
+            raise bad_value("max_tokens", f"{rule} allowed, got {tokens}")
         first = PlainCompletion(
             prompt=problem.prompt,
             limit=tokens,
@@ -274,16 +276,16 @@ def _completion(
                 tuple(replace(first, prompt=prompt, draw=i) for i in range(n)) for prompt in prompts
             )
         else:
-            more["written"] = replace(first, temperature=request.temperature or 0.0)
+            more["json_request"] = replace(first, temperature=request.temperature or 0.0)
     if messages:
-        _tell(messages, settings)
+        _log_prompt(messages, settings)
     usage = request.stream_options is not None and bool(request.stream_options.include_usage)
     prefix = "chatcmpl" if "chat" in more else "cmpl"
     more |= {"stop": stop, "choices": choices, "include_usage": usage}
-    return _parsed(prefix, request.model, key, messages, problem, spec, seed, settings, **more)
+    return _build(prefix, request.model, key, messages, problem, spec, seed, settings, **more)
 
 
-def _parsed(
+def _build(
     prefix: str,
     model: str,
     key: ApiKey,
@@ -297,9 +299,9 @@ def _parsed(
     seconds = settings.deadline_seconds
     if spec is not None and spec.deadline_ms is not None:
         seconds = min(seconds, spec.deadline_ms / 1000)
-    named = f"-{settings.front_end}" if settings.front_end else ""
+    suffix = f"-{settings.front_end}" if settings.front_end else ""
     return ParsedRequest(
-        id=f"{prefix}-{uuid.uuid4().hex}{named}",
+        id=f"{prefix}-{uuid.uuid4().hex}{suffix}",
         created=int(time.time()),
         model=model,
         key=key,
@@ -316,14 +318,14 @@ async def _grammar(
     request: GenerationRequest, service: Service, tools: AskedTools | None = None
 ) -> str | None:
     """The schema that its replies are to fit, as engines take it. Raises ApiError."""
-    asked = None
+    schema = None
     if _sets_any(request, "response_format", "structured_outputs", "guided_json"):
-        asked = schema_asked(request, service.runner.engine.capabilities)
+        schema = requested_schema(request, service.runner.engine.capabilities)
     if tools is not None:
-        if asked is not None:  # no call would fit it
-            raise bad_value(asked.top, "leave it out with tools that may be called")
-        asked = tools.schema
-    return None if asked is None else await service.grammar(asked)
+        if schema is not None:  # no call would fit it
+            raise bad_value(schema.top, "leave it out with tools that may be called")
+        schema = tools.schema
+    return None if schema is None else await service.grammar(schema)
 
 
 def _sets_any(request: GenerationRequest, *names: str) -> bool:
@@ -339,7 +341,7 @@ def _choices(n: int, spec: SearchSpec | None, settings: Settings) -> int:
     return n
 
 
-def _tell(asked: object, settings: Settings) -> None:
+def _log_prompt(prompt: object, settings: Settings) -> None:
     """Log what is asked, where the operator wants that."""
     if settings.log_prompts:
-        log.info("asked", extra={"fields": {"prompt": asked}})
+        log.info("asked", extra={"fields": {"prompt": prompt}})

@@ -38,7 +38,7 @@ def spec_of(
     """The search asked for: by field, then by alias, then by effort; None for a plain reply."""
     alias = resolve_model(request.model, service.settings)
     if request.search is not None or alias:
-        spec = joined(request.search or RequestedSearch(), alias, service, key)
+        spec = merged_spec(request.search or RequestedSearch(), alias, service, key)
     elif by_effort is not None:
         spec = SearchSpec(**by_effort)
     else:
@@ -46,11 +46,11 @@ def spec_of(
     if request.ignore_eos:
         spec = spec.model_copy(update={"ignore_eos": True})
     limits = [most for most in (limit, request.thinking_token_budget) if most is not None]
-    return settled(request.joined(spec), service, key, seed_of(request), min(limits, default=None))
+    return settle(request.fill(spec), service, key, seed_of(request), min(limits, default=None))
 
 
-def joined(
-    asked: RequestedSearch, others: dict[str, Any], service: Service, key: ApiKey
+def merged_spec(
+    search: RequestedSearch, defaults: dict[str, Any], service: Service, key: ApiKey
 ) -> SearchSpec:
     """What is asked, and ``others`` where it says nothing; ``auto`` is what it stands for, no wider
     than the key allows. Raises ValidationError if they do not fit."""
@@ -59,11 +59,11 @@ def joined(
         able = service.runner.engine.capabilities
         return lowered(auto_fields(service.settings, able, service.tuned), key)
 
-    own = without_auto(asked.model_dump(exclude_unset=True), auto)
-    return SearchSpec(**(without_auto(others, dict if "policy" in own else auto) | own))
+    fields = without_auto(search.model_dump(exclude_unset=True), auto)
+    return SearchSpec(**(without_auto(defaults, dict if "policy" in fields else auto) | fields))
 
 
-def settled(
+def settle(
     spec: SearchSpec, service: Service, key: ApiKey, seed: int, limit: int | None = None
 ) -> SearchSpec:
     """The spec with a seed, within the key's limits. Raises ApiError naming what is over one, and
@@ -76,17 +76,17 @@ def settled(
     spec = apply_limits(spec, key, seed=seed, trajectory_tokens=limit)
     if needs_rewards(spec) and not able.scores:
         name = "policy" if policy_needs_rewards(spec) else "vote"
-        allowed = "this server has no reward model; self_consistency with vote majority needs none"
-        raise bad_value(f"search.{name}", allowed)
-    if able.outcome and (refused := outcome_refusal(spec)) is not None:
-        raise bad_value(f"search.{refused[0]}", refused[1])
+        rule = "this server has no reward model; self_consistency with vote majority needs none"
+        raise bad_value(f"search.{name}", rule)
+    if able.outcome and (refusal := outcome_refusal(spec)) is not None:
+        raise bad_value(f"search.{refusal[0]}", refusal[1])
     if spec.vote in CONFIDENCES and not able.step_logprobs:
         raise bad_value(
             "search.vote", f"this server's steps have no log-probabilities: {spec.vote}"
         )
     if spec.temperature > able.most_temperature:
-        allowed = f"at most {able.most_temperature:g} on the {able.engine} engine"
-        raise bad_value("search.temperature", f"{allowed}, got {spec.temperature:g}")
+        rule = f"at most {able.most_temperature:g} on the {able.engine} engine"
+        raise bad_value("search.temperature", f"{rule}, got {spec.temperature:g}")
     most, vocab = spec.trajectory_tokens, service.text.model_vocab
     must_be_honoured(spec.logits_params, able, vocab=vocab, most=most, prefix="search.")
     return spec
@@ -116,8 +116,8 @@ def must_be_honoured(
         if token >= vocab:
             raise bad_value(f"{prefix}logit_bias", f"ids are from 0 to {vocab - 1}, got {token}")
     if params.min_tokens > most:
-        allowed = f"at most {most}, as a reply has no more tokens"
-        raise bad_value(f"{prefix}min_tokens", f"{allowed}, got {params.min_tokens}")
+        rule = f"at most {most}, as a reply has no more tokens"
+        raise bad_value(f"{prefix}min_tokens", f"{rule}, got {params.min_tokens}")
 
 
 def seed_of(request: GenerationRequest) -> int:
@@ -170,26 +170,26 @@ def effort_fields(
     effort: Effort, able: Capabilities, tuned: TunedSearches | None
 ) -> dict[str, Any] | None:
     """The fields of the search behind a ``reasoning_effort``, None for a plain reply."""
-    for name, one in ({} if tuned is None else tuned.reasoning_effort).items():
+    for name, search in ({} if tuned is None else tuned.reasoning_effort).items():
         if name == effort:
-            return one.fields
+            return search.fields
     if effort not in EFFORT_WIDTH:
         return None
     policy = OUTCOME_POLICY if able.outcome else EFFORT_POLICY
     return {"policy": policy, "width": EFFORT_WIDTH[effort]}
 
 
-def without_auto(asked: Mapping[str, Any], auto: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
+def without_auto(spec: Mapping[str, Any], auto: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
     """Fields of a search with those of ``auto`` in place of a policy of that name; what is asked
     wins."""
-    if asked.get("policy") != AUTO_POLICY:
-        return dict(asked)
-    return {**auto(), **{name: value for name, value in asked.items() if name != "policy"}}
+    if spec.get("policy") != AUTO_POLICY:
+        return dict(spec)
+    return {**auto(), **{name: value for name, value in spec.items() if name != "policy"}}
 
 
 def what_is_run(
-    asked: SearchSpec, settings: Settings, able: Capabilities, tuned: TunedSearches | None
+    spec: SearchSpec, settings: Settings, able: Capabilities, tuned: TunedSearches | None
 ) -> SearchSpec:
     """The search that is asked for, by a policy's own name."""
-    fields = asked.model_dump(exclude_unset=True)
+    fields = spec.model_dump(exclude_unset=True)
     return SearchSpec(**without_auto(fields, lambda: auto_fields(settings, able, tuned)))

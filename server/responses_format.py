@@ -50,24 +50,24 @@ class ResponseFormat:
             "system_fingerprint": fingerprint,
         }
 
-    def begun(self) -> Json:
+    def in_progress(self) -> Json:
         """The response of which nothing is there yet."""
         more = {"error": None, "incomplete_details": None, "output": [], "usage": None}
         return self._head | {"status": "in_progress"} | more
 
-    def whole(self, reply: CompletedReply) -> Json:
+    def response(self, reply: CompletedReply) -> Json:
         """The finished response."""
-        [(_, ended), *_] = reply.choices
+        [(_, finish), *_] = reply.choices
         thought, content = reply.parts(0)
         reasoning = reply.rounds + thought
         tokens = reply.logprobs[0] if reply.logprobs else ()
         output = [self.reasoning_item(reasoning)] if reasoning else []
-        read = self._parsed.read_calls(content)
-        if read.text or not read.calls:
-            output.append(self.message_item(read.text, tokens, ended))
-        output += [self.call_item(i, call, ended) for i, call in enumerate(read.calls)]
-        cut = {"reason": "max_output_tokens"} if ended == "length" else None
-        body = self._head | {"status": status_of(ended), "error": None, "incomplete_details": cut}
+        parts = self._parsed.read_calls(content)
+        if parts.text or not parts.calls:
+            output.append(self.message_item(parts.text, tokens, finish))
+        output += [self.call_item(i, call, finish) for i, call in enumerate(parts.calls)]
+        cut = {"reason": "max_output_tokens"} if finish == "length" else None
+        body = self._head | {"status": status_of(finish), "error": None, "incomplete_details": cut}
         body |= {"output": output, "usage": _usage(reply.usage)}
         return body if reply.search is None else body | {"search": reply.search}
 
@@ -79,19 +79,19 @@ class ResponseFormat:
         return item | {"content": content, "status": status}
 
     def message_item(
-        self, text: str | None, tokens: Sequence[ReplyToken] = (), ended: str = "stop"
+        self, text: str | None, tokens: Sequence[ReplyToken] = (), finish: str = "stop"
     ) -> Json:
         """The item that holds the reply; None: it has begun."""
         content = [] if text is None else [self.text_part(text, tokens)]
-        status = "in_progress" if text is None else status_of(ended)
+        status = "in_progress" if text is None else status_of(finish)
         item = {"type": "message", "id": f"msg_{self._number}", "role": "assistant"}
         return item | {"content": content, "status": status}
 
-    def call_item(self, place: int, call: Call, ended: str | None = None) -> Json:
+    def call_item(self, place: int, call: Call, finish: str | None = None) -> Json:
         """The item that holds a call; ``ended`` None: it has begun."""
-        named = {"call_id": self._parsed.call_id(0, place), "name": call.name}
-        status = "in_progress" if ended is None else status_of(ended)
-        item = {"type": "function_call", "id": f"fc_{self._number}_{place}", **named}
+        identity = {"call_id": self._parsed.call_id(0, place), "name": call.name}
+        status = "in_progress" if finish is None else status_of(finish)
+        item = {"type": "function_call", "id": f"fc_{self._number}_{place}", **identity}
         return item | {"arguments": call.arguments, "status": status}
 
     def text_part(self, text: str, tokens: Sequence[ReplyToken] = ()) -> Json:
@@ -113,9 +113,9 @@ class ResponseEvents:
     """The events of one stream, in order and numbered: a thought is an item of its own, which ends
     where the reply begins."""
 
-    def __init__(self, written: ResponseFormat) -> None:
-        self._written = written
-        self._sent = 0
+    def __init__(self, formatter: ResponseFormat) -> None:
+        self._formatter = formatter
+        self._count = 0
         self._thought: str | None = None
         self._replied = False
         self._calls: list[Call] = []
@@ -123,9 +123,9 @@ class ResponseEvents:
 
     def opening(self) -> list[Json]:
         """Before anything is drawn."""
-        begun = self._written.begun()
+        in_progress = self._formatter.in_progress()
         kinds = ("response.created", "response.in_progress")
-        return [self._event(kind, response=begun) for kind in kinds]
+        return [self._event(kind, response=in_progress) for kind in kinds]
 
     def more(self, parts: Parts, tokens: Sequence[ReplyToken] | None = None) -> list[Json]:
         """New parts of a thought, of the reply and of its calls, any of which may be empty; calls
@@ -133,29 +133,29 @@ class ResponseEvents:
         events = self._thinking(parts.thought) if parts.thought else []
         if parts.text:
             events += self._replying(parts.text, tokens or ())
-        if self._written.forced:
+        if self._formatter.forced:
             for delta in parts.calls:
                 events += self._calling(delta)
         return events
 
     def ending(self, reply: CompletedReply) -> list[Json]:
         """What is left, once all text was told."""
-        whole, events = self._written.whole(reply), []
-        for item in whole["output"]:
+        response, events = self._formatter.response(reply), []
+        for item in response["output"]:
             if item["type"] == "message":
                 events += self._end_reply(item)
             if item["type"] == "function_call":
                 events += self._end_call(item)
-        ended = "completed" if whole["status"] == "completed" else "incomplete"
-        return [*events, self._event(f"response.{ended}", response=whole)]
+        status = "completed" if response["status"] == "completed" else "incomplete"
+        return [*events, self._event(f"response.{status}", response=response)]
 
     def _end_reply(self, item: Json) -> list[Json]:
         events = [] if self._replied else self._begin_reply()
         [part] = item["content"]
         place = self._place(item)
         text, logprobs = part["text"], part["logprobs"]
-        done = self._event("response.output_text.done", **place, text=text, logprobs=logprobs)
-        events.append(done)
+        done_event = self._event("response.output_text.done", **place, text=text, logprobs=logprobs)
+        events.append(done_event)
         events.append(self._event("response.content_part.done", **place, part=part))
         return [*events, self._item_event("done", item)]
 
@@ -165,12 +165,12 @@ class ResponseEvents:
             call = Call(delta.name, "")
             events += [] if self._calls else self._end_thought()
             self._calls.append(call)
-            events.append(self._item_event("added", self._written.call_item(delta.place, call)))
+            events.append(self._item_event("added", self._formatter.call_item(delta.place, call)))
         call = self._calls[delta.place]
         self._calls[delta.place] = Call(call.name, call.arguments + delta.arguments)
         if not delta.arguments:
             return events
-        item = self._written.call_item(delta.place, call)
+        item = self._formatter.call_item(delta.place, call)
         place = {"item_id": item["id"], "output_index": self._index(item)}
         kind = "response.function_call_arguments.delta"
         return [*events, self._event(kind, **place, delta=delta.arguments)]
@@ -182,15 +182,15 @@ class ResponseEvents:
             events = self._calling(CallDelta(number, item["name"], item["arguments"]))
         more = {"arguments": item["arguments"], "name": item["name"]}
         place = {"item_id": item["id"], "output_index": self._index(item)}
-        done = self._event("response.function_call_arguments.done", **place, **more)
-        return [*events, done, self._item_event("done", item)]
+        done_event = self._event("response.function_call_arguments.done", **place, **more)
+        return [*events, done_event, self._item_event("done", item)]
 
     def error(self, error: Json) -> Json:
         """The stream fails."""
         return self._event("error", **{name: error[name] for name in ("code", "message", "param")})
 
     def _thinking(self, thought: str) -> list[Json]:
-        events, item = [], self._written.reasoning_item(None)
+        events, item = [], self._formatter.reasoning_item(None)
         place = self._place(item)
         if self._thought is None:
             self._thought = ""
@@ -203,7 +203,7 @@ class ResponseEvents:
     def _end_thought(self) -> list[Json]:
         if self._thought is None:
             return []
-        item = self._written.reasoning_item(self._thought)
+        item = self._formatter.reasoning_item(self._thought)
         place, [part] = self._place(item), item["content"]
         return [
             self._event("response.reasoning_text.done", **place, text=self._thought),
@@ -212,15 +212,15 @@ class ResponseEvents:
         ]
 
     def _begin_reply(self) -> list[Json]:
-        self._replied, item = True, self._written.message_item(None)
-        place, part = self._place(item), self._written.text_part("")
+        self._replied, item = True, self._formatter.message_item(None)
+        place, part = self._place(item), self._formatter.text_part("")
         events = [*self._end_thought(), self._item_event("added", item)]
         return [*events, self._event("response.content_part.added", **place, part=part)]
 
     def _replying(self, text: str, tokens: Sequence[ReplyToken]) -> list[Json]:
         events = [] if self._replied else self._begin_reply()
-        place = self._place(self._written.message_item(None))
-        logprobs = self._written.logprobs(tokens)
+        place = self._place(self._formatter.message_item(None))
+        logprobs = self._formatter.logprobs(tokens)
         delta = self._event("response.output_text.delta", **place, delta=text, logprobs=logprobs)
         return [*events, delta]
 
@@ -240,8 +240,8 @@ class ResponseEvents:
         return self._event(name, output_index=self._index(item), item=item)
 
     def _event(self, kind: str, **more: Any) -> Json:
-        self._sent += 1
-        return {"type": kind, "sequence_number": self._sent - 1, **more}
+        self._count += 1
+        return {"type": kind, "sequence_number": self._count - 1, **more}
 
 
 def reasoning_part(text: str) -> Json:
@@ -249,9 +249,9 @@ def reasoning_part(text: str) -> Json:
     return {"type": "reasoning_text", "text": text}
 
 
-def status_of(ended: str) -> str:
+def status_of(finish: str) -> str:
     """By why the reply ended."""
-    return "incomplete" if ended == "length" else "completed"
+    return "incomplete" if finish == "length" else "completed"
 
 
 def _usage(usage: Json) -> Json:

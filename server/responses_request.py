@@ -123,18 +123,18 @@ class ResponsesRequest(SamplingParameters):
         )
 
 
-def messages_of(instructions: str | None, sent: Any) -> list[dict[str, Any]]:
+def messages_of(instructions: str | None, content: Any) -> list[dict[str, Any]]:
     """A conversation as a chat has it: the instructions first. Raises ApiError naming an item."""
     first = [{"role": "system", "content": instructions}] if instructions else []
-    if isinstance(sent, str):
-        if not sent:
+    if isinstance(content, str):
+        if not content:
             raise bad_value("input", "must not be empty")
-        return [*first, {"role": "user", "content": sent}]
-    if not isinstance(sent, list) or not sent:
-        raise bad_value("input", f"must be text or a list of messages, got {echo(sent)}")
-    if len(sent) > MOST_MESSAGES:
-        raise bad_value("input", f"at most {MOST_MESSAGES} items are allowed, got {len(sent)}")
-    items = [_message(item, f"input[{i}]") for i, item in enumerate(sent)]
+        return [*first, {"role": "user", "content": content}]
+    if not isinstance(content, list) or not content:
+        raise bad_value("input", f"must be text or a list of messages, got {echo(content)}")
+    if len(content) > MOST_MESSAGES:
+        raise bad_value("input", f"at most {MOST_MESSAGES} items are allowed, got {len(content)}")
+    items = [_message(item, f"input[{i}]") for i, item in enumerate(content)]
     messages = [item for item in items if item is not None]
     if not messages:
         raise bad_value("input", "at least one message is needed")
@@ -169,8 +169,8 @@ def _message(item: Any, name: str) -> dict[str, Any] | None:
     if kind == "function_call_output":
         return result_of(item, name, _content(item.get("output"), f"{name}.output"))
     if kind != "message":
-        allowed = "messages, reasoning items, calls of functions and their outputs are read"
-        raise unsupported(f"{name}.type", allowed)
+        rule = "messages, reasoning items, calls of functions and their outputs are read"
+        raise unsupported(f"{name}.type", rule)
     role = item.get("role")
     if role not in ROLES:
         raise bad_value(f"{name}.role", f"must be one of {', '.join(ROLES)}, got {echo(role)}")
@@ -202,10 +202,10 @@ def _format_of(text: Any) -> Any:
         raise bad_value("text", f"must be an object, got {echo(text)}")
     if text.get("verbosity") not in (None, "medium"):
         raise unsupported("text.verbosity", "leave it out or send 'medium'")
-    sent = text.get("format")
-    if not isinstance(sent, Mapping) or sent.get("type") != "json_schema":
-        return sent
-    return {"type": "json_schema", "json_schema": {k: v for k, v in sent.items() if k != "type"}}
+    form = text.get("format")
+    if not isinstance(form, Mapping) or form.get("type") != "json_schema":
+        return form
+    return {"type": "json_schema", "json_schema": {k: v for k, v in form.items() if k != "type"}}
 
 
 def renamed(error: ApiError, request: ResponsesRequest) -> ApiError:
@@ -213,12 +213,12 @@ def renamed(error: ApiError, request: ResponsesRequest) -> ApiError:
     ``function`` around them here."""
     name = error.param or ""
     items = _items_of_messages(request) if name.startswith("messages[") else []
-    own = {f"messages[{i}]": item for i, item in enumerate(items)} | NAMES
+    names = {f"messages[{i}]": item for i, item in enumerate(items)} | NAMES
     stem = next(
-        (one for one in own if name == one or name.startswith((f"{one}[", f"{one}."))), None
+        (key for key in names if name == key or name.startswith((f"{key}[", f"{key}."))), None
     )
     if stem is not None:
-        param = own[stem] + name.removeprefix(stem)
+        param = names[stem] + name.removeprefix(stem)
     elif name.startswith(("tools", "tool_choice")):
         param = name.replace(".function", "", 1)
     else:

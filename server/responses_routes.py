@@ -34,19 +34,19 @@ def responses_routes(service: Service) -> APIRouter:
 
     @router.post("/v1/responses", responses=OR_EVENTS)
     async def responses(body: ResponsesRequest, request: Request) -> Response:
-        own = service.serving(body.model)
-        own.ignored.note(refuse_unsupported(body, RESPONSES))
+        target = service.serving(body.model)
+        target.ignored.note(refuse_unsupported(body, RESPONSES))
         try:
-            parsed = await parse_chat(body.chat(), own, request.state.key)
+            parsed = await parse_chat(body.chat(), target, request.state.key)
         except ApiError as error:
             raise renamed(error, body) from None
         forget_body(request)
         slot = request.state.slot
-        written = ResponseFormat(body, parsed, own.fingerprint, own.text)
-        work = partial(reply_in_turn, parsed, own, slot)
+        formatter = ResponseFormat(body, parsed, target.fingerprint, target.text)
+        work = partial(reply_in_turn, parsed, target, slot)
         if body.stream:
-            return EventStream(_events(parsed, own, slot, work, written))
-        return JSONResponse(written.whole(await own.runner.run(work(None), slot)))
+            return EventStream(_events(parsed, target, slot, work, formatter))
+        return JSONResponse(formatter.response(await target.runner.run(work(None), slot)))
 
     return router
 
@@ -56,38 +56,38 @@ async def _events(
     service: Service,
     slot: QueueSlot,
     work: Callable[[Tell], Coroutine[Any, Any, CompletedReply]],
-    written: ResponseFormat,
+    formatter: ResponseFormat,
 ) -> AsyncGenerator[bytes, None]:
     """The stream: items with their texts as these are certain, comments meanwhile, the response."""
-    settings, events = service.settings, ResponseEvents(written)
-    stream, sent = ReplyStream(parsed.reply_in_reasoning, parsed.calls), 0
+    settings, events = service.settings, ResponseEvents(formatter)
+    stream, sent_tokens = ReplyStream(parsed.reply_in_reasoning, parsed.calls), 0
     for opening in events.opening():
-        yield _named(opening)
+        yield _encoded(opening)
     try:
         async for item in service.runner.follow(work, slot, settings.keepalive_seconds):
             match item:
                 case Silence():
                     yield SILENCE
                 case WorkDone(reply):
-                    left = reply.logprobs[0][sent:] if reply.logprobs else None
-                    rest = events.more(stream.rest(reply.choices[0][0]), left)
-                    for one in (*rest, *events.ending(reply)):
-                        yield _named(one)
+                    remaining = reply.logprobs[0][sent_tokens:] if reply.logprobs else None
+                    last_events = events.more(stream.rest(reply.choices[0][0]), remaining)
+                    for payload in (*last_events, *events.ending(reply)):
+                        yield _encoded(payload)
                 case Certain(_, text, tokens):
                     parts = stream.more(text)
-                    new = tokens[sent:] if tokens and parts.text else []
-                    sent += len(new)
-                    for one in events.more(parts, new):
-                        yield _named(one)
+                    new_tokens = tokens[sent_tokens:] if tokens and parts.text else []
+                    sent_tokens += len(new_tokens)
+                    for payload in events.more(parts, new_tokens):
+                        yield _encoded(payload)
                 case ReasoningPart(line):
-                    for one in events.more(Parts(line, "")):
-                        yield _named(one)
+                    for payload in events.more(Parts(line, "")):
+                        yield _encoded(payload)
     except Exception as error:  # the HTTP boundary: told to the client, then cut
         reply_error = translate(error, settings.retry_after_seconds)
-        yield _named(events.error(reply_error.body()["error"]))
+        yield _encoded(events.error(reply_error.body()["error"]))
         raise StreamAborted from error
 
 
-def _named(data: dict[str, Any]) -> bytes:
+def _encoded(data: dict[str, Any]) -> bytes:
     """An event by its type's name."""
     return event(data, data["type"])

@@ -49,14 +49,14 @@ def result_of(item: Mapping[str, Any], name: str, text: str) -> Json:
 
 def with_calls_joined(messages: list[Json]) -> list[Json]:
     """Calls are a part of the assistant's message before them, as chat templates want them."""
-    joined: list[Json] = []
+    turns: list[Json] = []
     for message in messages:
-        if "tool_calls" in message and joined and joined[-1]["role"] == "assistant":
-            calls = [*joined[-1].get("tool_calls", []), *message["tool_calls"]]
-            joined[-1] = joined[-1] | {"tool_calls": calls}
+        if "tool_calls" in message and turns and turns[-1]["role"] == "assistant":
+            calls = [*turns[-1].get("tool_calls", []), *message["tool_calls"]]
+            turns[-1] = turns[-1] | {"tool_calls": calls}
         else:
-            joined.append(message)
-    return joined
+            turns.append(message)
+    return turns
 
 
 def _must_be_text(item: Mapping[str, Any], part: str, name: str) -> None:

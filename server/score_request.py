@@ -47,13 +47,13 @@ Steps = Annotated[list[Words], Field(min_length=1, max_length=MOST_STEPS, fail_f
 Texts = Words | Annotated[list[Words], Field(min_length=1, max_length=MOST_ITEMS, fail_fast=True)]
 
 
-def _must_be_one_of(sent: BaseModel, *spellings: Sequence[str]) -> None:
+def _must_be_one_of(request: BaseModel, *spellings: Sequence[str]) -> None:
     """Raises ValueError naming what goes together."""
     names = {name for spelling in spellings for name in spelling}
-    named = {name for name in names if getattr(sent, name) is not None}
-    if named not in map(set, spellings):
-        known = ", or ".join(" and ".join(spelling) for spelling in spellings)
-        raise ValueError(f"exactly {known} are needed, got {', '.join(sorted(named)) or 'none'}")
+    fields = {name for name in names if getattr(request, name) is not None}
+    if fields not in map(set, spellings):
+        choices = ", or ".join(" and ".join(spelling) for spelling in spellings)
+        raise ValueError(f"exactly {choices} are needed, got {', '.join(sorted(fields)) or 'none'}")
 
 
 BY_QUESTION, BY_MESSAGES = ("question", "steps"), ("messages", "steps")
@@ -72,7 +72,7 @@ class ScoreItem(BaseModel):
     steps: Steps | None = None
 
     @model_validator(mode="after")
-    def _whole(self) -> ScoreItem:
+    def _check_spelling(self) -> ScoreItem:
         _must_be_one_of(self, BY_QUESTION, BY_MESSAGES)
         return self
 
@@ -104,7 +104,7 @@ class ScoreRequest(BaseModel):
         return only_names_of_unread(data, cls.model_fields.keys() | SCORE.keys())
 
     @model_validator(mode="after")
-    def _whole(self) -> ScoreRequest:
+    def _check_spelling(self) -> ScoreRequest:
         _must_be_one_of(self, *SPELLINGS)
         return self
 
@@ -143,8 +143,8 @@ async def parse_score(request: ScoreRequest, service: Service, key: ApiKey) -> P
     service.ignored.note(refuse_unsupported(request, SCORE))
     items = list(_items(request, service.profile.delimiter))
     if len(items) > key.width:
-        what = "items" if request.items else "text_2"
-        raise bad_value(what, f"at most {key.width} on this server, these are {len(items)}")
+        param = "items" if request.items else "text_2"
+        raise bad_value(param, f"at most {key.width} on this server, these are {len(items)}")
     reader = _Reader(service, key)
     replies = tuple([await reader.reply(name, item) for name, item in items])
     seconds = settings.deadline_seconds
@@ -166,13 +166,13 @@ def _items(request: ScoreRequest, delimiter: str) -> Iterator[tuple[str, ScoreIt
     if request.items is not None:
         yield from ((f"items[{i}].steps", item) for i, item in enumerate(request.items))
     elif request.text_1 is None or request.text_2 is None:
-        asked = {name: getattr(request, name) for name in ScoreItem.model_fields}
-        yield "steps", ScoreItem.model_construct(**asked)
+        fields = {name: getattr(request, name) for name in ScoreItem.model_fields}
+        yield "steps", ScoreItem.model_construct(**fields)
     else:
         questions, replies = _listed(request.text_1), _listed(request.text_2)
         if len(questions) not in (1, len(replies)):
-            needed = "one question, or as many questions as replies in text_2, are needed"
-            raise bad_value("text_1", f"{needed}, got {len(questions)} for {len(replies)}")
+            rule = "one question, or as many questions as replies in text_2, are needed"
+            raise bad_value("text_1", f"{rule}, got {len(questions)} for {len(replies)}")
         for i, reply in enumerate(replies):
             question = questions[i % len(questions)]
             steps = steps_of(reply, delimiter)
@@ -185,8 +185,8 @@ def _listed(texts: str | list[str]) -> list[str]:
 
 def steps_of(reply: str, delimiter: str) -> list[str]:
     """A reply's steps, each with the delimiter that ends it; without those that say nothing."""
-    *ended, last = reply.split(delimiter)
-    steps = [step + delimiter for step in ended if step.strip()]
+    *pieces, last = reply.split(delimiter)
+    steps = [step + delimiter for step in pieces if step.strip()]
     return [*steps, last] if last.strip() else steps or [reply]
 
 
@@ -203,8 +203,8 @@ class _Reader:
         """One item. Raises ApiError naming what is wrong with it."""
         words, problem = item.steps or [], await self._problem(name, item)
         if len(words) > self.key.depth:
-            allowed = f"at most {self.key.depth} on this server, these are {len(words)}"
-            raise bad_value(name, allowed)
+            rule = f"at most {self.key.depth} on this server, these are {len(words)}"
+            raise bad_value(name, rule)
         ends = problem.delimiter
         texts = [
             step if step.endswith(ends) or i == len(words) else step + ends
@@ -215,20 +215,20 @@ class _Reader:
         return reply
 
     async def _problem(self, name: str, item: ScoreItem) -> Problem:
-        asked = item.messages or [Message(role="user", content=item.question)]
-        messages = plain_messages(asked, self.service.settings.max_messages)
-        known = json.dumps(messages)
-        if known not in self.problems:
-            self.problems[known] = await build_prompt(
+        conversation = item.messages or [Message(role="user", content=item.question)]
+        messages = plain_messages(conversation, self.service.settings.max_messages)
+        cache_key = json.dumps(messages)
+        if cache_key not in self.problems:
+            self.problems[cache_key] = await build_prompt(
                 messages, self.service, self.key, searched=True
             )
-        return self.problems[known]
+        return self.problems[cache_key]
 
     async def _steps(self, name: str, texts: list[str]) -> tuple[tuple[int, ...], ...]:
         size, ends = sum(map(len, texts)), self.service.profile.delimiter
         try:
             steps = await self.service.tokenizing.run(
-                self.service.text, size, lambda own: [own.encode_step(t, ends) for t in texts]
+                self.service.text, size, lambda text: [text.encode_step(t, ends) for t in texts]
             )
         except PrefixTooLong as error:
             raise beyond_context(name, str(error)) from None
@@ -239,13 +239,13 @@ class _Reader:
 
     def _must_fit(self, name: str, reply: ReplySteps) -> None:
         able = self.service.runner.engine.capabilities
-        own = sum(map(len, reply.steps))
-        once, each = able.score_tokens
-        whole = len(reply.problem.prompt) + own + once + each * len(reply.steps)
-        if whole > scored_context(able):
-            needed = f"{whole} tokens with the question; the context holds {scored_context(able)}"
-            raise beyond_context(name, needed)
-        self.tokens += own
+        step_tokens = sum(map(len, reply.steps))
+        per_reply, per_step = able.score_tokens
+        total = len(reply.problem.prompt) + step_tokens + per_reply + per_step * len(reply.steps)
+        if total > scored_context(able):
+            message = f"{total} tokens with the question; the context holds {scored_context(able)}"
+            raise beyond_context(name, message)
+        self.tokens += step_tokens
         if self.tokens > self.key.tree_tokens:
-            allowed = f"at most {self.key.tree_tokens} tokens in all on this server"
-            raise bad_value(name, f"{allowed}, these are {self.tokens} so far")
+            rule = f"at most {self.key.tree_tokens} tokens in all on this server"
+            raise bad_value(name, f"{rule}, these are {self.tokens} so far")

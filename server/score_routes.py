@@ -22,11 +22,11 @@ def score_routes(service: Service) -> APIRouter:
     @router.post("/score")
     @router.post("/v1/score")
     async def score(body: ScoreRequest, request: Request) -> Response:
-        own = service.serving(body.model)
-        parsed = await parse_score(body, own, request.state.key)
+        target = service.serving(body.model)
+        parsed = await parse_score(body, target, request.state.key)
         forget_body(request)
         slot = request.state.slot
-        return JSONResponse(await own.runner.run(_score(parsed, own, slot), slot))
+        return JSONResponse(await target.runner.run(_score(parsed, target, slot), slot))
 
     return router
 
@@ -35,19 +35,19 @@ async def _score(parsed: ParsedScore, service: Service, slot: QueueSlot) -> dict
     """The whole response, when it is its turn. What is read is booked as a prompt's, as it is read;
     a search's reading by a reward model costs its key nothing."""
     seconds = await seconds_after_turn(slot, parsed.seconds)
-    with service.quotas.booking(parsed.key, 0, searched=False) as spent:
+    with service.quotas.booking(parsed.key, 0, searched=False) as usage:
 
         def on_scored(tokens: int) -> None:
-            spent.prompt += tokens
+            usage.prompt += tokens
 
-        scored = await service.runner.score(
+        replies = await service.runner.score(
             parsed.replies, parsed.tree, seed=parsed.seed, seconds=seconds, on_scored=on_scored
         )
-    return _document(parsed, scored, spent.prompt, service)
+    return _document(parsed, replies, usage.prompt, service)
 
 
 def _document(
-    parsed: ParsedScore, scored: Sequence[Rewards], tokens: int, service: Service
+    parsed: ParsedScore, replies: Sequence[Rewards], tokens: int, service: Service
 ) -> dict[str, Any]:
     """In vLLM's shape; ``score`` is the last step's reward, ``rewards`` has one a step."""
     return {
@@ -57,7 +57,7 @@ def _document(
         "model": parsed.model,
         "data": [
             {"index": i, "object": "score", "score": rewards[-1], "rewards": rewards}
-            for i, rewards in enumerate(scored)
+            for i, rewards in enumerate(replies)
         ],
         "usage": {"prompt_tokens": tokens, "completion_tokens": 0, "total_tokens": tokens},
         "seed": parsed.seed,

@@ -65,34 +65,34 @@ class ScoreTree:
         """Have level after level scored; a level's paths are made when it is its turn."""
         prompt, question = self.problem.prompt, self.problem.question
         unread = len(prompt)
-        while due := [one for one in self.replies if not one.done]:
+        while unfinished := [entry for entry in self.replies if not entry.done]:
             paths: dict[tuple[int, Texts], Trajectory] = {}
-            for one in due:
-                known, end = len(one.rewards), self._end(one)
-                key = one.node, one.reply.texts[known:end]
+            for entry in unfinished:
+                start, end = len(entry.rewards), self._end(entry)
+                key = entry.node, entry.reply.texts[start:end]
                 if key not in paths:
-                    paths[key] = self._path(one.reply, end)
-                    unread += sum(map(len, one.reply.steps[known:end]))
-                one.node = paths[key].node
-            asked = list(paths.values())
-            rewards = await engine.score(self.name, prompt, question, asked)
-            check_rewards(rewards, len(asked), engine.capabilities)
-            by_node = {path.node: r for path, r in zip(asked, rewards, strict=True)}
-            for one in due:
-                skipped = self._end(one) - len(one.rewards) - 1
-                one.rewards += [None] * skipped
-                one.rewards.append(round_reward(by_node[one.node]))
+                    paths[key] = self._path(entry.reply, end)
+                    unread += sum(map(len, entry.reply.steps[start:end]))
+                entry.node = paths[key].node
+            trajectories = list(paths.values())
+            rewards = await engine.score(self.name, prompt, question, trajectories)
+            check_rewards(rewards, len(trajectories), engine.capabilities)
+            by_node = {path.node: r for path, r in zip(trajectories, rewards, strict=True)}
+            for entry in unfinished:
+                skipped = self._end(entry) - len(entry.rewards) - 1
+                entry.rewards += [None] * skipped
+                entry.rewards.append(round_reward(by_node[entry.node]))
             on_scored(unread)
             unread = 0
 
-    def _end(self, one: ScoredReply) -> int:
+    def _end(self, entry: ScoredReply) -> int:
         """How many steps of a reply are scored next, the known ones before them included."""
-        return len(one.reply.texts) if self.outcome else len(one.rewards) + 1
+        return len(entry.reply.texts) if self.outcome else len(entry.rewards) + 1
 
     def _path(self, reply: ReplySteps, end: int) -> Trajectory:
         self._nodes += 1
-        judged = node_seed(self.seed, "judge", (end,))  # alone or in company, the same verdicts
-        return Trajectory(self._nodes, reply.steps[:end], reply.texts[:end], judged)
+        judge_seed = node_seed(self.seed, "judge", (end,))  # alone or in company, the same verdicts
+        return Trajectory(self._nodes, reply.steps[:end], reply.texts[:end], judge_seed)
 
 
 async def score_replies(
@@ -109,24 +109,24 @@ async def score_replies(
     Raises EngineError, and ApiError (504) when ``seconds`` are over. Whatever happens, the engine
     lets go of the trees, which are named after ``name``.
     """
-    until = Deadline(time.monotonic, time.monotonic() + seconds)
+    deadline = Deadline(time.monotonic, time.monotonic() + seconds)
     trees: dict[Problem, ScoreTree] = {}
-    scored = [ScoredReply(reply) for reply in replies]
-    for one in scored:
-        own = f"{name}.{len(trees)}", one.reply.problem, seed, engine.capabilities.outcome
-        trees.setdefault(one.reply.problem, ScoreTree(*own)).replies.append(one)
+    entries = [ScoredReply(reply) for reply in replies]
+    for entry in entries:
+        args = f"{name}.{len(trees)}", entry.reply.problem, seed, engine.capabilities.outcome
+        trees.setdefault(entry.reply.problem, ScoreTree(*args)).replies.append(entry)
     try:
-        each = (tree.score(engine, on_scored) for tree in trees.values())
-        await within(until.left(), all_of(each))
+        scores = (tree.score(engine, on_scored) for tree in trees.values())
+        await within(deadline.left(), all_of(scores))
     except TooLate:
-        await _let_go(trees.values(), engine.abort, until.closing(ABORT_SECONDS))
+        await _let_go(trees.values(), engine.abort, deadline.closing(ABORT_SECONDS))
         message = "the deadline came before all steps were scored"
         raise ApiError(504, "deadline_exceeded", message, headers=NO_RETRY) from None
     except BaseException:
-        await _let_go(trees.values(), engine.abort, until.closing(ABORT_SECONDS))
+        await _let_go(trees.values(), engine.abort, deadline.closing(ABORT_SECONDS))
         raise
-    await _let_go(trees.values(), engine.release, until.releasing())
-    return [one.rewards for one in scored]
+    await _let_go(trees.values(), engine.release, deadline.releasing())
+    return [entry.rewards for entry in entries]
 
 
 async def _let_go(
@@ -134,8 +134,8 @@ async def _let_go(
     let_go: Callable[[str], Awaitable[object]],
     seconds: float | None,
 ) -> None:
-    async def one(tree: ScoreTree) -> None:
+    async def close_tree(tree: ScoreTree) -> None:
         with suppress(EngineError, TooLate):
             await within(seconds, let_go(tree.name))
 
-    await asyncio.gather(*map(one, trees))
+    await asyncio.gather(*map(close_tree, trees))

@@ -46,27 +46,27 @@ def search_routes(service: Service) -> APIRouter:
 
     @router.post("/v1/search", responses=OR_LATER)
     async def start(body: SearchRequest, request: Request) -> Response:
-        own = service.serving(body.model)
-        parsed = await parse_search(body, own, request.state.key)
+        target = service.serving(body.model)
+        parsed = await parse_search(body, target, request.state.key)
         if body.dry_run:
-            return JSONResponse(estimate(parsed, own))
-        return await _answer(parsed, own, body, request)
+            return JSONResponse(estimate(parsed, target))
+        return await _answer(parsed, target, body, request)
 
     @router.post("/v1/search/{search_id}/branch", responses=OR_LATER)
     async def branch(search_id: str, body: BranchRequest, request: Request) -> Response:
-        kept = find(service, search_id, request)
-        if kept.task is not None:
+        search = find(service, search_id, request)
+        if search.task is not None:
             message = f"id: the search {echo(search_id)} is not done; wait for it"
             raise ApiError(409, "search_running", message, param="id", headers=NO_RETRY)
-        parsed = await parse_branch(body, kept.document, service, request.state.key)
+        parsed = await parse_branch(body, search.document, service, request.state.key)
         return await _answer(parsed, service.serving(parsed.model), body, request)
 
     @router.get("/v1/search/{search_id}")
     async def read(search_id: str, request: Request) -> Response:
-        kept = find(service, search_id, request)
-        if kept.task is not None:
-            return JSONResponse(unfinished(search_id, kept.created))
-        return Response(kept.document, media_type="application/json")
+        search = find(service, search_id, request)
+        if search.task is not None:
+            return JSONResponse(unfinished(search_id, search.created))
+        return Response(search.document, media_type="application/json")
 
     @router.get("/v1/search/{search_id}/events", response_class=Response, responses=OR_EVENTS)
     async def events(search_id: str, request: Request) -> Response:
@@ -106,8 +106,8 @@ async def _answer(
     if body.stream:
         return EventStream(_events(parsed, service, slot))
     work = run_search(parsed, service, lambda _: None, slot)
-    _, kept = await service.runner.run(work, slot)
-    return Response(kept, media_type="application/json")
+    _, document = await service.runner.run(work, slot)
+    return Response(document, media_type="application/json")
 
 
 async def run_search(
@@ -126,17 +126,17 @@ async def run_search(
         if outcome.chosen is None:
             raise nothing_finished(outcome.stop_reason.value, outcome.spec.policy)
         document = search_document(parsed, outcome, service.fingerprint)
-        kept = json.dumps(document).encode()
+        body = json.dumps(document).encode()
     except BaseException:
         if event_log is None:
             service.store.remove(parsed.id)
         raise
     if event_log is not None:
         event_log.add("done", _without_tree(document), last=True)
-    service.store.finish(parsed.id, kept)
+    service.store.finish(parsed.id, body)
     service.typical_cost.note(outcome)
     await service.log_tree(document)
-    return document, kept
+    return document, body
 
 
 async def _events(
@@ -176,11 +176,11 @@ def _without_tree(document: dict[str, Any]) -> dict[str, Any]:
 
 def find(service: Service, search_id: str, request: Request) -> KeptSearch:
     """A search of the request's own key. Raises ApiError (404) for any other."""
-    kept = service.store.get(search_id, request.state.key.name)
-    if kept is None:
+    search = service.store.get(search_id, request.state.key.name)
+    if search is None:
         message = f"id: there is no search {echo(search_id)}, or it is no longer kept"
         raise ApiError(404, "search_not_found", message, param="id")
-    return kept
+    return search
 
 
 def unfinished(search_id: str, created: int, status: str = "running") -> dict[str, Any]:
@@ -190,12 +190,12 @@ def unfinished(search_id: str, created: int, status: str = "running") -> dict[st
 
 def last_event(request: Request) -> int:
     """The number after which events are wanted; -1 for all. Raises ApiError."""
-    sent = request.headers.get("last-event-id", "").strip()
-    if not sent:
+    header = request.headers.get("last-event-id", "").strip()
+    if not header:
         return -1
-    if not (sent.isascii() and sent.isdecimal() and len(sent) <= len(str(2**63))):
-        raise bad_value("Last-Event-ID", f"must be the id of an event, got {sent[:40]!r}")
-    return int(sent)
+    if not (header.isascii() and header.isdecimal() and len(header) <= len(str(2**63))):
+        raise bad_value("Last-Event-ID", f"must be the id of an event, got {header[:40]!r}")
+    return int(header)
 
 
 def in_background(
@@ -219,8 +219,8 @@ def in_background(
         if reply.code == "internal_error":
             log.error("a background search failed", exc_info=error)
         event_log.add("error", reply.body(), last=True)
-        failed = unfinished(parsed.id, parsed.created, "failed")
-        service.store.finish(parsed.id, json.dumps(failed | reply.body()).encode())
+        document = unfinished(parsed.id, parsed.created, "failed")
+        service.store.finish(parsed.id, json.dumps(document | reply.body()).encode())
 
     task.add_done_callback(end)
 

@@ -178,13 +178,13 @@ class SearchRunner:
     async def complete(
         self,
         tree_id: str,
-        wanted: PlainCompletion,
+        request: PlainCompletion,
         on_text: Callable[[str], None] = lambda _: None,
         engine: Engine | None = None,
     ) -> PlainReply:
         """One plain completion, on this runner's engine or what stands before it."""
         with self.metrics.in_flight_of(PLAIN):
-            reply = await self._complete(wanted, engine or self.engine, tree_id, on_text)
+            reply = await self._complete(request, engine or self.engine, tree_id, on_text)
         self.metrics.searches.labels(PLAIN, reply.finish_reason).inc()
         self.metrics.generated.inc(reply.tokens)
         self.metrics.kept.inc(reply.tokens)
@@ -201,13 +201,13 @@ class SearchRunner:
     ) -> list[Rewards]:
         """The rewards of steps that a client has; ``on_scored`` as in ``score_replies``."""
         with self.metrics.in_flight_of(SCORE):
-            scored = await self._score(
+            by_reply = await self._score(
                 replies, self.engine, tree_id, seed=seed, seconds=seconds, on_scored=on_scored
             )
         self.metrics.searches.labels(SCORE, "scored").inc()
-        rewards = [reward for of_reply in scored for reward in of_reply if reward is not None]
+        rewards = [reward for of_reply in by_reply for reward in of_reply if reward is not None]
         self.metrics.scores.inc(len(rewards))
-        return scored
+        return by_reply
 
     async def close(self) -> None:
         """Cancel what is under way and wait until it has let go of its trees."""

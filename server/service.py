@@ -66,7 +66,7 @@ class Tokenizing:
     def __init__(self) -> None:
         self._short = asyncio.Lock()
         self._long = asyncio.Lock()
-        self._other: Text | None = None
+        self._long_text: Text | None = None
 
     async def run(self, text: Text, size: int, encode: Callable[[Text], T]) -> T:
         """What ``encode`` makes of a text of so many characters."""
@@ -75,10 +75,10 @@ class Tokenizing:
         return await thread_in_turn(self._long, lambda: self._encode_long(text, encode))
 
     def _encode_long(self, text: Text, encode: Callable[[Text], T]) -> T:
-        if self._other is None:
-            self._other = text.another()
+        if self._long_text is None:
+            self._long_text = text.another()
         try:
-            return encode(self._other)
+            return encode(self._long_text)
         finally:  # the C library keeps freed memory unless it is told to return it
             with suppress(OSError, AttributeError):
                 ctypes.CDLL(None).malloc_trim(0)
@@ -128,9 +128,9 @@ class Service:
         """This service, and those of the further models."""
         return [self, *self.others.values()]
 
-    async def grammar(self, asked: AskedSchema) -> str:
+    async def grammar(self, schema: AskedSchema) -> str:
         """A schema as the engines take it. Raises ApiError naming what in it cannot be held to."""
-        return await thread_in_turn(self.compiling, lambda: self.schemas.grammar(asked))
+        return await thread_in_turn(self.compiling, lambda: self.schemas.grammar(schema))
 
     async def log_tree(self, document: dict[str, Any]) -> None:
         """Write a search's document to the file of trees; counted where that does not go."""
@@ -156,8 +156,8 @@ class Service:
     @cached_property
     def thinks(self) -> bool:
         """Whether the chat template itself opens the reply's thought."""
-        asked = self.text.encode_chat([{"role": "user", "content": "?"}])
-        return opens_reasoning(asked, self.text.encode)
+        prompt = self.text.encode_chat([{"role": "user", "content": "?"}])
+        return opens_reasoning(prompt, self.text.encode)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -243,29 +243,29 @@ def tuned_searches(settings: Settings, able: Capabilities) -> TunedSearches | No
         return None
     tuned = read_tuned(settings.tuned)
     searches = {} if tuned.auto is None else {"auto": tuned.auto}
-    searches |= {f"reasoning_effort.{name}": one for name, one in tuned.reasoning_effort.items()}
-    for name, one in searches.items():
-        if (refused := _refusal(one, able)) is not None:
+    searches |= {f"reasoning_effort.{name}": row for name, row in tuned.reasoning_effort.items()}
+    for name, row in searches.items():
+        if (refusal := _refusal(row, able)) is not None:
             key = f"{variable('tuned')} = '{settings.tuned}'"
-            raise SettingsError(f"{key}: {name}.search.{refused[0]}: {refused[1]}")
+            raise SettingsError(f"{key}: {name}.search.{refusal[0]}: {refusal[1]}")
     if others := tuned.others_than(models_of(settings)):
         log.warning("%s was tuned on other models (%s)", settings.tuned, "; ".join(others))
     return tuned
 
 
-def _refusal(one: TunedSearch, able: Capabilities) -> tuple[str, str] | None:
+def _refusal(tuned: TunedSearch, able: Capabilities) -> tuple[str, str] | None:
     """The field that the engine cannot do, and why."""
-    if needs_rewards(one.search) and not able.scores:
-        return "policy", f"{one.search.policy!r} and its vote need a reward model; there is none"
-    return outcome_refusal(one.search) if able.outcome else None
+    if needs_rewards(tuned.search) and not able.scores:
+        return "policy", f"{tuned.search.policy!r} and its vote need a reward model; there is none"
+    return outcome_refusal(tuned.search) if able.outcome else None
 
 
 def _runner(
     engine: Engine, metrics: Metrics, settings: Settings, traces: Tracing | None
 ) -> SearchRunner:
-    can = engine.capabilities
-    metrics.serves(settings.model, can.engine, own_version(), can.kernel)
+    able = engine.capabilities
+    metrics.serves(settings.model, able.engine, own_version(), able.kernel)
     if traces is None:
         return SearchRunner(engine, metrics, settings.answers)
-    wrapped = traces.search, traces.complete, traces.score
-    return SearchRunner(engine, metrics, settings.answers, *wrapped)
+    functions = traces.search, traces.complete, traces.score
+    return SearchRunner(engine, metrics, settings.answers, *functions)

@@ -121,25 +121,25 @@ def _policy(name: Any, info: ValidationInfo) -> Path:
 
 def _reward(name: Any, info: ValidationInfo) -> Path | None:
     """What was named; on ``auto`` the reward model that comes with a bundled policy."""
-    own = bundled(info.data.get("policy_model"))
+    bundle = bundled(info.data.get("policy_model"))
     if name == AUTO:
-        return own.reward if own else None
-    named = BUNDLED_MODELS.get(str(name))
-    if named is not None:
-        if named.reward is None:
+        return bundle.reward if bundle else None
+    choice = BUNDLED_MODELS.get(str(name))
+    if choice is not None:
+        if choice.reward is None:
             raise ValueError("it has no reward model; leave it out")
-        return named.reward
+        return choice.reward
     return None if name is None else checkpoint(name, info.data.get("reward_revision"))
 
 
 def _draft(name: Any, info: ValidationInfo) -> Path | None:
-    own = bundled(info.data.get("policy_model"))
+    bundle = bundled(info.data.get("policy_model"))
     if name == AUTO:
-        return own.draft if own else None
+        return bundle.draft if bundle else None
     return None if name is None else checkpoint(name)
 
 
-def _served(name: str, info: ValidationInfo) -> str:
+def _served_name(name: str, info: ValidationInfo) -> str:
     return served_name(info.data.get("policy_model")) if name == AUTO else name
 
 
@@ -151,13 +151,13 @@ def _engine(name: str, info: ValidationInfo) -> str:
     """``auto``: as ``--launch`` or URLs say, or what can run the models here."""
     if name != AUTO:
         return name
-    asked = info.data
-    if asked.get("launch") or asked.get("policy_urls"):
+    values = info.data
+    if values.get("launch") or values.get("policy_urls"):
         return "sglang"
     return engine_for(
-        asked.get("policy_model"),
-        asked.get("reward_model"),
-        asked.get("launch_python", SGLANG_ENVIRONMENT),
+        values.get("policy_model"),
+        values.get("reward_model"),
+        values.get("launch_python", SGLANG_ENVIRONMENT),
     )
 
 
@@ -235,7 +235,7 @@ PolicyCheckpoint = Annotated[Path, BeforeValidator(_policy)]
 RewardCheckpoint = Annotated[Path | None, BeforeValidator(_reward), BeforeValidator(_optional)]
 DraftCheckpoint = Annotated[Path | None, BeforeValidator(_draft), BeforeValidator(_optional)]
 OptionalCheckpoint = OptionalOf[Annotated[Path, AfterValidator(checkpoint)]]
-ServedName = Annotated[str, AfterValidator(_served)]
+ServedName = Annotated[str, AfterValidator(_served_name)]
 EngineName = Annotated[Literal["auto", "embedded", "sglang", "openai"], AfterValidator(_engine)]
 LaunchPython = Annotated[Path, AfterValidator(_python)]
 OptionalFile = OptionalOf[Annotated[Path, AfterValidator(_file)]]

@@ -288,12 +288,12 @@ def load_settings(environ: Mapping[str, str] | None = None, **overrides: Any) ->
             near = difflib.get_close_matches(key, Settings.model_fields, 1)
             hint = f"; did you mean {variable(near[0])}?" if near else ""
             raise SettingsError(f"{variable(key)}: there is no such setting{hint}")
-    chosen = {name: value for name, value in overrides.items() if value is not None}
-    named = _Variables(environ)() | chosen
-    return settings_by_name({name: value for name, value in named.items() if value != AUTO})
+    options = {name: value for name, value in overrides.items() if value is not None}
+    values = _Variables(environ)() | options
+    return settings_by_name({name: value for name, value in values.items() if value != AUTO})
 
 
-def settings_by_name(values: Mapping[str, Any], shown: Callable[[str], str] = variable) -> Settings:
+def settings_by_name(values: Mapping[str, Any], label: Callable[[str], str] = variable) -> Settings:
     """Settings that must all have an effect; errors call them as ``shown`` does.
 
     Raises SettingsError, one line a key.
@@ -301,11 +301,11 @@ def settings_by_name(values: Mapping[str, Any], shown: Callable[[str], str] = va
     try:
         settings = Settings(**values)
     except ValidationError as error:
-        lines = [_line(e, shown) for e in error.errors() if e["type"] != UNKNOWN_DEFAULT]
+        lines = [_line(e, label) for e in error.errors() if e["type"] != UNKNOWN_DEFAULT]
         raise SettingsError("\n".join(lines)) from None
     way = settings.engine_way
     lines = [
-        f"{shown(name)} = {str(values[name])!r}: not acted on by {way}; "
+        f"{label(name)} = {str(values[name])!r}: not acted on by {way}; "
         f"leave it out, or take {' or '.join(declared(Settings.model_fields[name])['on'])}"
         for name in values
         if _ignored(settings, name)
@@ -317,16 +317,16 @@ def settings_by_name(values: Mapping[str, Any], shown: Callable[[str], str] = va
 
 def _ignored(settings: Settings, name: str) -> bool:
     """Whether the engine would not act on a setting that asks for something."""
-    about = declared(Settings.model_fields[name])
-    return settings.engine_way not in about["on"] and getattr(settings, name) not in (
+    declaration = declared(Settings.model_fields[name])
+    return settings.engine_way not in declaration["on"] and getattr(settings, name) not in (
         None,
         (),
-        about["off"],
+        declaration["off"],
     )
 
 
-def _line(error: Any, shown: Callable[[str], str]) -> str:
+def _line(error: Any, label: Callable[[str], str]) -> str:
     name = ".".join(str(part) for part in error["loc"])
     message = error["msg"].removeprefix("Value error, ")
     value = "..." if "key" in name else str(error["input"])
-    return f"{shown(name)} = {value!r}: {message}"
+    return f"{label(name)} = {value!r}: {message}"

@@ -35,7 +35,7 @@ async def draw_side_by_side(
     completions: Completions,
     tree: str,
     service: Service,
-    spent: ReplyTokens,
+    usage: ReplyTokens,
     *,
     seconds: float,
     logprobs: int | None,
@@ -47,28 +47,28 @@ async def draw_side_by_side(
     recorders: list[LogprobRecorder] = []
     if logprobs is not None:
         recorders = [LogprobRecorder(engine, logprobs) for *_, engine in places]
-    before = spent.completion
+    before = usage.completion
 
     def draw(index: int, place: Place) -> Coroutine[None, None, PlainReply]:
-        wanted, name, engine = place
+        completion, name, engine = place
         recorder = recorders[index] if recorders else None
         length = 0
 
         def on_text(text: str) -> None:
             nonlocal length
-            spent.completion += wanted.piece
+            usage.completion += completion.piece
             length += len(text)
             if tell is not None:
-                known = recorder and in_text(recorder.drawn(), length, service.text)
-                tell(Certain(index, text, known))
+                reply_tokens = recorder and in_text(recorder.all_tokens(), length, service.text)
+                tell(Certain(index, text, reply_tokens))
 
-        own = replace(wanted, seconds=seconds)
-        return runner.complete(name, own, on_text, recorder or engine)
+        request = replace(completion, seconds=seconds)
+        return runner.complete(name, request, on_text, recorder or engine)
 
     replies = await all_of(draw(index, place) for index, place in enumerate(places))
-    spent.completion = before + sum(reply.tokens for reply in replies)
+    usage.completion = before + sum(reply.tokens for reply in replies)
     pairs = zip(recorders, replies, strict=True) if recorders else ()
-    tokens = [in_text(own.drawn(), len(reply.text), service.text) for own, reply in pairs]
+    tokens = [in_text(r.all_tokens(), len(reply.text), service.text) for r, reply in pairs]
     return DrawnReplies(replies, tokens)
 
 
@@ -79,16 +79,16 @@ def _places(completions: Completions, tree: str, engine: Engine) -> Iterator[Pla
     """Each reply with its tree's name and what draws it: those to one prompt are drawn together."""
     alone = len(completions) == 1
     for number, draws in enumerate(completions):
-        own = tree if alone else f"{tree}.{number}"
+        tree_name = tree if alone else f"{tree}.{number}"
         if len(draws) == 1:
-            yield draws[0], own, engine
+            yield draws[0], tree_name, engine
             continue
-        names = [f"{own}.{wanted.draw}" for wanted in draws]
-        joint = JointReplies(engine, own, names)
-        yield from ((wanted, name, joint) for wanted, name in zip(draws, names, strict=True))
+        names = [f"{tree_name}.{request.draw}" for request in draws]
+        joint = JointReplies(engine, tree_name, names)
+        yield from ((request, name, joint) for request, name in zip(draws, names, strict=True))
 
 
-Asked = tuple[Branch, "asyncio.Future[Step]"]
+PendingDraw = tuple[Branch, "asyncio.Future[Step]"]
 
 
 class JointReplies(EngineWrapper):
@@ -103,7 +103,7 @@ class JointReplies(EngineWrapper):
         self._tree = tree
         self._places = {name: place for place, name in enumerate(trees)}
         self._going = set(trees)
-        self._asked: dict[str, Asked] = {}
+        self._pending: dict[str, PendingDraw] = {}
         self._sampling = Sampling()
         self._drawing: asyncio.Task[list[Step]] | None = None
 
@@ -111,7 +111,7 @@ class JointReplies(EngineWrapper):
         """The next piece of one reply, when the others have asked for theirs."""
         (branch,) = branches
         step: asyncio.Future[Step] = asyncio.get_running_loop().create_future()
-        self._asked[tree] = self._apart(branch, self._places[tree]), step
+        self._pending[tree] = self._apart(branch, self._places[tree]), step
         self._sampling = sampling
         self._draw_when_all_ask()
         return [await step]
@@ -128,7 +128,7 @@ class JointReplies(EngineWrapper):
     def _leave(self, tree: str) -> bool:
         """Whether no reply is left."""
         self._going.discard(tree)
-        self._asked.pop(tree, None)
+        self._pending.pop(tree, None)
         self._draw_when_all_ask()
         if not self._going and self._drawing is not None:
             self._drawing.cancel()
@@ -137,25 +137,27 @@ class JointReplies(EngineWrapper):
     def _apart(self, branch: Branch, place: int) -> Branch:
         """With ids that no other reply has."""
 
-        def own(node: int) -> int:
+        def node_id(node: int) -> int:
             return node if node == ROOT else (node - 1) * len(self._places) + place + 1
 
         child = place if branch.parent == ROOT else branch.child
-        return replace(branch, parent=own(branch.parent), child=child, node=own(branch.node))
+        return replace(
+            branch, parent=node_id(branch.parent), child=child, node=node_id(branch.node)
+        )
 
     def _draw_when_all_ask(self) -> None:
-        if not self._asked or len(self._asked) < len(self._going):
+        if not self._pending or len(self._pending) < len(self._going):
             return
-        asked, self._asked = list(self._asked.values()), {}
-        branches = [branch for branch, _ in asked]
+        pending, self._pending = list(self._pending.values()), {}
+        branches = [branch for branch, _ in pending]
         drawing = super().expand(self._tree, branches, self._sampling)
         self._drawing = asyncio.ensure_future(drawing)
-        self._drawing.add_done_callback(partial(_tell, asked))
+        self._drawing.add_done_callback(partial(_deliver, pending))
 
 
-def _tell(asked: Sequence[Asked], drawing: asyncio.Task[list[Step]]) -> None:
+def _deliver(pending: Sequence[PendingDraw], drawing: asyncio.Task[list[Step]]) -> None:
     """Everyone who still waits gets a step, or the error."""
-    for place, (_, step) in enumerate(asked):
+    for place, (_, step) in enumerate(pending):
         if step.done():
             continue
         if drawing.cancelled():

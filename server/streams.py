@@ -78,7 +78,7 @@ def shared(texts: Sequence[str]) -> str:
     """What all texts begin with; of none that is nothing."""
     first, last = min(texts, default=""), max(texts, default="")
     pairs = enumerate(zip(first, last, strict=False))
-    return first[: next((i for i, (one, other) in pairs if one != other), len(first))]
+    return first[: next((i for i, (a, b) in pairs if a != b), len(first))]
 
 
 LONGEST_STEP = 80
@@ -127,9 +127,9 @@ class Parts(NamedTuple):
 class ReplyStream:
     """One choice of a stream: what has been sent of its thought, of its reply and of its calls."""
 
-    def __init__(self, opened: bool | None, reader: CallReader | None = None) -> None:
+    def __init__(self, in_reasoning: bool | None, reader: CallReader | None = None) -> None:
         """``opened`` None: nothing is a thought here; ``reader`` None: nothing is a call."""
-        self._opened = opened
+        self._in_reasoning = in_reasoning
         self._text = ""
         self._thought = 0
         self._reply = 0
@@ -138,7 +138,7 @@ class ReplyStream:
     @property
     def called(self) -> bool:
         """Whether a call has been sent."""
-        return self._calls is not None and self._calls.begun
+        return self._calls is not None and self._calls.has_calls
 
     def more(self, text: str) -> Parts:
         """What is new with ``text``."""
@@ -151,10 +151,10 @@ class ReplyStream:
         return self._new(text, whole=True)
 
     def _new(self, text: str, *, whole: bool) -> Parts:
-        if self._opened is None:
+        if self._in_reasoning is None:
             thought, reply = "", text
         else:
-            thought, reply = split_reasoning(text, opened=self._opened, whole=whole)
+            thought, reply = split_reasoning(text, opened=self._in_reasoning, whole=whole)
         more, self._thought = thought[self._thought :], len(thought)
         if self._calls is not None:
             return Parts(more, *self._calls.more(reply, whole=whole))

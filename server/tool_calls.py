@@ -54,7 +54,7 @@ class CallReader:
             case "arguments":
                 return CallsRead("", (Call(self.names[0], text),) if text else ())
             case "choice":
-                return CallsRead("", _chosen(text, whole=whole))
+                return CallsRead("", _choice_call(text, whole=whole))
             case "bare":
                 return self._bare(text, whole=whole)
             case "tagged":
@@ -76,12 +76,12 @@ class CallReader:
         content, calls, rest = "", [], text
         while OPENS in rest:
             before, _, inside = rest.partition(OPENS)
-            body, closed, rest = inside.partition(CLOSES)
-            if not closed and not whole:
+            body, end_tag, rest = inside.partition(CLOSES)
+            if not end_tag and not whole:
                 return CallsRead((content + before).rstrip(), tuple(calls))
             call = self._call(body)
             if call is None:
-                content += before + OPENS + body + closed
+                content += before + OPENS + body + end_tag
                 continue
             content = (content + before).rstrip()
             calls.append(call)
@@ -106,7 +106,7 @@ class CallReader:
             return None
 
 
-def _chosen(text: str, *, whole: bool) -> tuple[Call, ...]:
+def _choice_call(text: str, *, whole: bool) -> tuple[Call, ...]:
     """The call in an object of a name and arguments. The object's own end, and space before it, are
     left out as soon as they may be it."""
     match = _CHOICE.match(text)
@@ -142,16 +142,16 @@ class CallStream:
     _calls: list[int] = field(default_factory=list)
 
     @property
-    def begun(self) -> bool:
+    def has_calls(self) -> bool:
         """Whether a call has been sent."""
         return bool(self._calls)
 
     def more(self, text: str, *, whole: bool) -> tuple[str, list[CallDelta]]:
         """What is new with a reply's ``text`` as far as it goes."""
-        read = self.reader.read(text, whole=whole)
-        new, self._text = read.text[self._text :], max(self._text, len(read.text))
+        parts = self.reader.read(text, whole=whole)
+        new, self._text = parts.text[self._text :], max(self._text, len(parts.text))
         deltas = []
-        for index, call in enumerate(read.calls):
+        for index, call in enumerate(parts.calls):
             if index == len(self._calls):
                 self._calls.append(len(call.arguments))
                 deltas.append(CallDelta(index, call.name, call.arguments))

@@ -39,9 +39,9 @@ def tools_schema(tool: dict[str, Any]) -> dict[str, Any]:
     return {"type": ["array", "null"], "maxItems": MOST_TOOLS, "items": tool}
 
 
-def choice_schema(named: dict[str, Any]) -> dict[str, Any]:
+def choice_schema(function_choice: dict[str, Any]) -> dict[str, Any]:
     """Of a choice among tools, one of which is named like this."""
-    return {"anyOf": [{"enum": ["none", "auto", "required", None]}, named]}
+    return {"anyOf": [{"enum": ["none", "auto", "required", None]}, function_choice]}
 
 
 ANYTHING: Mapping[str, Any] = {"type": "object", "properties": {}}
@@ -63,51 +63,51 @@ async def tools_of(request: ChatRequest, service: Service) -> AskedTools | None:
     wrong, and what neither the model's chat template nor its engine can do."""
     template = await tool_template(service) if request.tools else ToolTemplate()
     choice, parallel = request.tool_choice, request.parallel_tool_calls
-    asked = asked_tools(request.tools, choice, parallel, template)
-    if asked is None or asked.schema is None:
-        return asked
+    tools = requested_tools(request.tools, choice, parallel, template)
+    if tools is None or tools.schema is None:
+        return tools
     able = service.runner.engine.capabilities
     if not able.grammar:
         why = f"the {able.engine} engine's replies are not held to a schema"
         raise unsupported("tool_choice", f"{why}; send 'auto' or 'none'")
     if request.ignore_eos:
         raise bad_value("ignore_eos", "leave it out with a call that must be made")
-    return asked
+    return tools
 
 
 async def tool_template(service: Service) -> ToolTemplate:
     """What the model's chat template does with tools."""
-    return await service.tokenizing.run(service.text, 0, lambda own: own.tool_template)
+    return await service.tokenizing.run(service.text, 0, lambda text: text.tool_template)
 
 
-def asked_tools(
+def requested_tools(
     tools: Any, choice: Any, parallel: bool | None, template: ToolTemplate
 ) -> AskedTools | None:
     """What a chat's ``tools`` and ``tool_choice`` ask for; None where no call may be made. Raises
     ApiError naming what is wrong, or what the model's chat template cannot do."""
-    known = tuple(_tool(tool, f"tools[{i}]") for i, tool in enumerate(_listed(tools)))
-    names = tuple(tool["function"]["name"] for tool in known)
+    functions = tuple(_tool(tool, f"tools[{i}]") for i, tool in enumerate(_listed(tools)))
+    names = tuple(tool["function"]["name"] for tool in functions)
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise bad_value("tools", f"each name is there once, {echo(twice)} is not")
-    wanted = _choice(choice, names)
-    if wanted == "none" or not known:
+    selection = _choice(choice, names)
+    if selection == "none" or not functions:
         return None
-    if wanted == "auto":
+    if selection == "auto":
         if template.form is None:
             why = "has no tools" if not template.tools else "has calls in a form not read here"
-            allowed = "send 'none', 'required' or a function's name"
-            raise unsupported("tool_choice", f"'auto': this model's chat template {why}; {allowed}")
-        return AskedTools(known, CallReader(template.form, names, parallel is not False))
-    left = known if wanted == "required" else [known[names.index(wanted["name"])]]
-    shown = known if template.tools else ()
-    if len(left) == 1:
-        [only] = left
+            hint = "send 'none', 'required' or a function's name"
+            raise unsupported("tool_choice", f"'auto': this model's chat template {why}; {hint}")
+        return AskedTools(functions, CallReader(template.form, names, parallel is not False))
+    choices = functions if selection == "required" else [functions[names.index(selection["name"])]]
+    prompt_tools = functions if template.tools else ()
+    if len(choices) == 1:
+        [only] = choices
         reader = CallReader("arguments", (only["function"]["name"],))
-        field = f"tools[{known.index(only)}].function.parameters"
-        return AskedTools(shown, reader, AskedSchema(field, _arguments(only)))
-    schema = AskedSchema("tools", _one_of(left))
-    return AskedTools(shown, CallReader("choice", names), schema)
+        field = f"tools[{functions.index(only)}].function.parameters"
+        return AskedTools(prompt_tools, reader, AskedSchema(field, _arguments(only)))
+    schema = AskedSchema("tools", _one_of(choices))
+    return AskedTools(prompt_tools, CallReader("choice", names), schema)
 
 
 def _listed(tools: Any) -> list[Any]:
@@ -129,25 +129,25 @@ def _tool(tool: Any, name: str) -> dict[str, Any]:
     function = tool.get("function")
     if not isinstance(function, Mapping):
         raise bad_value(f"{name}.function", f"must be an object, got {echo(function)}")
-    called = function.get("name")
-    if not isinstance(called, str) or not NAME.fullmatch(called):
-        allowed = "1 to 64 letters, digits, '_', '-' and '.'"
-        raise bad_value(f"{name}.function.name", f"must be {allowed}, got {echo(called)}")
-    described = function.get("description")
-    if described is not None and not isinstance(described, str):
-        raise bad_value(f"{name}.function.description", f"must be text, got {echo(described)}")
-    takes = function.get("parameters")
-    if takes is not None and not isinstance(takes, dict):
-        allowed = "must be a JSON schema of an object"
-        raise bad_value(f"{name}.function.parameters", f"{allowed}, got {echo(takes)}")
-    if takes and takes.get("type", "object") != "object":
-        allowed = "must be 'object'"
-        raise bad_value(f"{name}.function.parameters.type", f"{allowed}, got {echo(takes['type'])}")
+    function_name = function.get("name")
+    if not isinstance(function_name, str) or not NAME.fullmatch(function_name):
+        rule = "1 to 64 letters, digits, '_', '-' and '.'"
+        raise bad_value(f"{name}.function.name", f"must be {rule}, got {echo(function_name)}")
+    description = function.get("description")
+    if description is not None and not isinstance(description, str):
+        raise bad_value(f"{name}.function.description", f"must be text, got {echo(description)}")
+    schema = function.get("parameters")
+    if schema is not None and not isinstance(schema, dict):
+        rule = "must be a JSON schema of an object"
+        raise bad_value(f"{name}.function.parameters", f"{rule}, got {echo(schema)}")
+    if schema and schema.get("type", "object") != "object":
+        rule = "must be 'object'"
+        raise bad_value(f"{name}.function.parameters.type", f"{rule}, got {echo(schema['type'])}")
     _must_encode(function, f"{name}.function")
-    about = {} if described is None else {"description": described}
+    optional = {} if description is None else {"description": description}
     return {
         "type": "function",
-        "function": {"name": called, **about, "parameters": takes or dict(ANYTHING)},
+        "function": {"name": function_name, **optional, "parameters": schema or dict(ANYTHING)},
     }
 
 
@@ -162,11 +162,11 @@ def _choice(choice: Any, names: tuple[str, ...]) -> Any:
         raise unsupported("tool_choice.type", "send the tools that are allowed as tools")
     function = choice.get("function") if isinstance(choice, Mapping) else None
     if kind != "function" or not isinstance(function, Mapping):
-        allowed = "'none', 'auto', 'required' or {'type': 'function', 'function': {'name': ...}}"
-        raise bad_value("tool_choice", f"must be {allowed}, got {echo(choice)}")
+        rule = "'none', 'auto', 'required' or {'type': 'function', 'function': {'name': ...}}"
+        raise bad_value("tool_choice", f"must be {rule}, got {echo(choice)}")
     if function.get("name") not in names:
-        allowed = f"must be one of the tools: {', '.join(names) or 'there are none'}"
-        raise bad_value("tool_choice.function.name", f"{allowed}; got {echo(function.get('name'))}")
+        rule = f"must be one of the tools: {', '.join(names) or 'there are none'}"
+        raise bad_value("tool_choice.function.name", f"{rule}; got {echo(function.get('name'))}")
     return function
 
 
@@ -183,24 +183,24 @@ def _one_of(tools: Any) -> dict[str, Any]:
         | {"additionalProperties": False}
         for place, tool in zip(places, tools, strict=True)
     ]
-    own = {
-        place: _moved(_arguments(tool), f"#/$defs/{place}")
+    definitions = {
+        place: _at_root(_arguments(tool), f"#/$defs/{place}")
         for place, tool in zip(places, tools, strict=True)
     }
-    return {"anyOf": calls, "$defs": own}
+    return {"anyOf": calls, "$defs": definitions}
 
 
-def _moved(schema: Any, root: str) -> Any:
+def _at_root(schema: Any, root: str) -> Any:
     """The schema where its root is at ``root``."""
     if isinstance(schema, list):
-        return [_moved(one, root) for one in schema]
+        return [_at_root(part, root) for part in schema]
     if not isinstance(schema, dict):
         return schema
-    moved = {name: _moved(one, root) for name, one in schema.items()}
+    copy = {name: _at_root(part, root) for name, part in schema.items()}
     target = schema.get("$ref")
     if isinstance(target, str) and target.startswith("#"):
-        moved["$ref"] = root + target[1:]
-    return moved
+        copy["$ref"] = root + target[1:]
+    return copy
 
 
 def calls_in(calls: Any, name: str) -> list[dict[str, Any]]:
@@ -219,16 +219,16 @@ def _call_in(call: Any, name: str) -> dict[str, Any]:
         raise bad_value(f"{name}.function.name", f"must be text, got {echo(function.get('name'))}")
     arguments = function.get("arguments") or "{}"
     try:
-        read = json.loads(arguments) if isinstance(arguments, str) else arguments
+        parsed = json.loads(arguments) if isinstance(arguments, str) else arguments
     except (ValueError, RecursionError):
-        read = None
-    if not isinstance(read, dict):
-        allowed = "must be an object as JSON text"
-        raise bad_value(f"{name}.function.arguments", f"{allowed}, got {echo(arguments)}")
+        parsed = None
+    if not isinstance(parsed, dict):
+        rule = "must be an object as JSON text"
+        raise bad_value(f"{name}.function.arguments", f"{rule}, got {echo(arguments)}")
     _must_encode(call, name)
-    marked = {"id": call["id"]} if isinstance(call.get("id"), str) else {}
-    named = {"name": function["name"], "arguments": read}
-    return {**marked, "type": "function", "function": named}
+    identity = {"id": call["id"]} if isinstance(call.get("id"), str) else {}
+    called = {"name": function["name"], "arguments": parsed}
+    return {**identity, "type": "function", "function": called}
 
 
 def _must_encode(value: Any, name: str) -> None:
@@ -243,10 +243,10 @@ def must_be_rendered(messages: list[dict[str, Any]], template: ToolTemplate) -> 
     """Raise ApiError for calls or results that the model's chat template leaves out."""
     for i, message in enumerate(messages):
         if "tool_calls" in message and not template.calls:
-            raise _left_out(f"messages[{i}].tool_calls", "send the conversation without calls")
+            raise _omission(f"messages[{i}].tool_calls", "send the conversation without calls")
         if message["role"] == "tool" and not template.results:
-            raise _left_out(f"messages[{i}].role", "send what the tool said as the user's words")
+            raise _omission(f"messages[{i}].role", "send what the tool said as the user's words")
 
 
-def _left_out(name: str, allowed: str) -> ApiError:
-    return unsupported(name, f"this model's chat template leaves it out; {allowed}")
+def _omission(name: str, hint: str) -> ApiError:
+    return unsupported(name, f"this model's chat template leaves it out; {hint}")

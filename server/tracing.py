@@ -64,10 +64,10 @@ class Tracing:
 
     def __init__(self, processor: SpanProcessor, model: str, version: str) -> None:
         """OTEL_RESOURCE_ATTRIBUTES and OTEL_SERVICE_NAME are heeded."""
-        own = {"service.name": "hedgerow", "service.version": version}
+        identity = {"service.name": "hedgerow", "service.version": version}
         self._provider = TracerProvider(
             span_limits=SpanLimits(max_events=MOST_EVENTS),
-            resource=Resource.create(own).merge(OTELResourceDetector().detect()),
+            resource=Resource.create(identity).merge(OTELResourceDetector().detect()),
         )
         self._provider.add_span_processor(processor)
         self._model = model
@@ -88,11 +88,11 @@ class Tracing:
         **more: Any,
     ) -> Outcome:
         """``search.controller.search``, traced."""
-        asked = self._asked(problem.prompt, spec, spec.trajectory_tokens) | {
+        attrs = self._request_attributes(problem.prompt, spec, spec.trajectory_tokens) | {
             "hedgerow.search.policy": spec.policy,
             "hedgerow.search.width": spec.width,
         }
-        with self.tracer.start_as_current_span(f"chat {self._model}", attributes=asked) as span:
+        with self.tracer.start_as_current_span(f"chat {self._model}", attributes=attrs) as span:
             traced = TracedEngine(engine, self.tracer, span, self._model)
 
             def on_event(event: Event) -> None:
@@ -104,21 +104,21 @@ class Tracing:
                 outcome = await search(problem, spec, traced, listen=on_event, **more)
             finally:
                 traced.end()
-            span.set_attributes(_answered(outcome))
+            span.set_attributes(_outcome_attributes(outcome))
             return outcome
 
     async def complete(
         self,
-        wanted: PlainCompletion,
+        request: PlainCompletion,
         engine: Engine,
         tree_id: str,
         on_text: Callable[[str], None],
     ) -> PlainReply:
         """``server.plain_completion.complete``, traced."""
-        asked = self._asked(wanted.prompt, wanted, wanted.limit)
-        with self.tracer.start_as_current_span(f"chat {self._model}", attributes=asked) as span:
+        attrs = self._request_attributes(request.prompt, request, request.limit)
+        with self.tracer.start_as_current_span(f"chat {self._model}", attributes=attrs) as span:
             traced = TracedEngine(engine, self.tracer, span, self._model)
-            reply = await complete(wanted, traced, tree_id, on_text)
+            reply = await complete(request, traced, tree_id, on_text)
             span.set_attribute("gen_ai.response.finish_reasons", (reply.finish_reason,))
             span.set_attribute("gen_ai.usage.output_tokens", reply.tokens)
             return reply
@@ -127,17 +127,17 @@ class Tracing:
         self, replies: Sequence[ReplySteps], engine: Engine, tree_id: str, **more: Any
     ) -> list[Rewards]:
         """``server.scoring.score_replies``, traced."""
-        asked = {
+        attrs = {
             "gen_ai.operation.name": "score",
             "gen_ai.provider.name": "hedgerow",
             "gen_ai.request.model": self._model,
             "hedgerow.replies": len(replies),
         }
-        with self.tracer.start_as_current_span(f"score {self._model}", attributes=asked) as span:
+        with self.tracer.start_as_current_span(f"score {self._model}", attributes=attrs) as span:
             traced = TracedEngine(engine, self.tracer, span, self._model)
             return await score_replies(replies, traced, tree_id, **more)
 
-    def _asked(
+    def _request_attributes(
         self, prompt: tuple[int, ...], how: SearchSpec | PlainCompletion, limit: int
     ) -> dict[str, Any]:
         return {
@@ -153,7 +153,7 @@ class Tracing:
         }
 
 
-def _answered(outcome: Outcome) -> dict[str, Any]:
+def _outcome_attributes(outcome: Outcome) -> dict[str, Any]:
     stats = outcome.stats
     return {
         "gen_ai.response.finish_reasons": (outcome.stop_reason.value,),
@@ -208,25 +208,25 @@ class TracedEngine(EngineWrapper):
     them it may embed as well as score.
     """
 
-    def __init__(self, engine: Engine, tracer: Tracer, whole: Span, model: str) -> None:
+    def __init__(self, engine: Engine, tracer: Tracer, root: Span, model: str) -> None:
         super().__init__(engine)
         self._tracer = tracer
-        self._whole = set_span_in_context(whole)
+        self._root = set_span_in_context(root)
         self._model = model
         self._round: Span | None = None
         self._number = 0
         self._last_event = time.time_ns()
         self._deciding_from: int | None = None
-        self._drawn = False
+        self._after_expand = False
 
     def on_event(self, event: Event) -> None:
         """The search told of something. A plan is told as it is made, before the hint."""
         if isinstance(event, Selected | Pruned) and event.round > self._number:
             self._begin()
         if isinstance(event, Evicted | Rehydrated) and self._round is not None:
-            about = {"hedgerow.node": event.node, "hedgerow.kv.tokens_kept": event.kept}
-            self._round.add_event(event.name, about)
-        self._drawn = False
+            attrs = {"hedgerow.node": event.node, "hedgerow.kv.tokens_kept": event.kept}
+            self._round.add_event(event.name, attrs)
+        self._after_expand = False
         self._last_event = time.time_ns()
 
     def end(self) -> None:
@@ -237,7 +237,7 @@ class TracedEngine(EngineWrapper):
 
     async def expand(self, tree: str, branches: Sequence[Branch], sampling: Sampling) -> list[Step]:
         """As the engine does; what it evicted and rehydrated meanwhile hangs below."""
-        about = {
+        attrs = {
             "gen_ai.operation.name": "text_completion",
             "gen_ai.request.model": self._model,
             "gen_ai.request.temperature": sampling.temperature,
@@ -245,13 +245,13 @@ class TracedEngine(EngineWrapper):
             "hedgerow.branches": len(branches),
         }
         before = await self._usage()
-        with self._call("expand", about) as span:
+        with self._call("expand", attrs) as span:
             steps = await self._engine.expand(tree, branches, sampling)
             span.set_attribute("gen_ai.usage.output_tokens", sum(len(s.tokens) for s in steps))
             after = await self._usage()
             if before is not None and after is not None:
                 self._kv_work(set_span_in_context(span), before, after)
-        self._drawn = True
+        self._after_expand = True
         return steps
 
     async def score(
@@ -262,19 +262,19 @@ class TracedEngine(EngineWrapper):
         trajectories: Sequence[Trajectory],
     ) -> list[float]:
         """As the engine does."""
-        about = {"gen_ai.operation.name": "score", "hedgerow.trajectories": len(trajectories)}
-        with self._call("score", about):
+        attrs = {"gen_ai.operation.name": "score", "hedgerow.trajectories": len(trajectories)}
+        with self._call("score", attrs):
             return await self._engine.score(tree, prompt, question, trajectories)
 
     async def embed(
         self, tree: str, prompt: tuple[int, ...], trajectories: Sequence[Trajectory]
     ) -> list[tuple[float, ...]]:
         """As the engine does; beside a round's scores, or the first call of a round."""
-        beside = self._drawn
+        beside = self._after_expand
         if not beside:
             self._begin()
-        about = {"gen_ai.operation.name": "embeddings", "hedgerow.steps": len(trajectories)}
-        with self._call("embed", about):
+        attrs = {"gen_ai.operation.name": "embeddings", "hedgerow.steps": len(trajectories)}
+        with self._call("embed", attrs):
             vectors = await self._engine.embed(tree, prompt, trajectories)
         if not beside:
             self._deciding_from = time.time_ns()
@@ -295,16 +295,16 @@ class TracedEngine(EngineWrapper):
         """A new round, unless it has begun already."""
         if self._deciding_from is None:
             self.end()
-            self._round = self._tracer.start_span("round", self._whole, start_time=self._last_event)
+            self._round = self._tracer.start_span("round", self._root, start_time=self._last_event)
             self._deciding_from = self._last_event
 
     def _parent(self) -> Context:
-        return self._whole if self._round is None else set_span_in_context(self._round)
+        return self._root if self._round is None else set_span_in_context(self._round)
 
     @contextmanager
-    def _call(self, name: str, about: dict[str, Any]) -> Iterator[Span]:
+    def _call(self, name: str, attrs: dict[str, Any]) -> Iterator[Span]:
         """A span below the round, or below the whole where nothing goes by rounds."""
-        with self._tracer.start_as_current_span(name, self._parent(), attributes=about) as span:
+        with self._tracer.start_as_current_span(name, self._parent(), attributes=attrs) as span:
             yield span
 
     async def _usage(self) -> Usage | None:
@@ -318,11 +318,11 @@ class TracedEngine(EngineWrapper):
         evicted = after.totals.evicted_tokens - before.totals.evicted_tokens
         if evicted > 0:
             seconds = after.totals.kv_policy_seconds - before.totals.kv_policy_seconds
-            began = now - int(seconds * NANOSECONDS)
-            about = {"hedgerow.kv.tokens": evicted}
-            self._tracer.start_span("evict", parent, attributes=about, start_time=began).end(now)
+            start = now - int(seconds * NANOSECONDS)
+            attrs = {"hedgerow.kv.tokens": evicted}
+            self._tracer.start_span("evict", parent, attributes=attrs, start_time=start).end(now)
         rehydrated = after.totals.rehydrated_tokens - before.totals.rehydrated_tokens
         if rehydrated > 0:
-            about = {"hedgerow.kv.tokens": rehydrated}
-            span = self._tracer.start_span("rehydrate", parent, attributes=about, start_time=now)
+            attrs = {"hedgerow.kv.tokens": rehydrated}
+            span = self._tracer.start_span("rehydrate", parent, attributes=attrs, start_time=now)
             span.end(now)

@@ -33,7 +33,7 @@ class TreeLog:
 
         ``wanted``: whether anybody asked for the trees.
         """
-        self.wanted = path is not None
+        self.enabled = path is not None
         self._file: FileIO | None = path.open("ab", buffering=0) if path else None
         self._torn = False
         self._reported = False
@@ -62,7 +62,7 @@ class TreeLog:
         """
         return self._file is None or self._write(self._file, _line(document))
 
-    async def write_beside(self, document: dict[str, Any], lost: Callable[[], None]) -> None:
+    async def write_beside(self, document: dict[str, Any], on_loss: Callable[[], None]) -> None:
         """One tree, by a thread that bears with a file that stands still, as a pipe nobody reads.
 
         As a rule it is in the file when this returns; nobody waits for one that is behind. ``lost``
@@ -74,19 +74,19 @@ class TreeLog:
         line, loop = _line(document), asyncio.get_running_loop()
         if self._waiting + len(line) > MOST_WAITING:
             self._tell(self._file, "it stands still")
-            lost()
+            on_loss()
             return
-        written: asyncio.Future[None] = loop.create_future()
+        write_done: asyncio.Future[None] = loop.create_future()
 
         def make_room() -> None:
             self._waiting -= len(line)
             self._behind = self._waiting > 0
-            if not written.done():
-                written.set_result(None)
+            if not write_done.done():
+                write_done.set_result(None)
 
-        def on_written(fine: bool) -> None:
-            if not fine:
-                lost()
+        def on_written(ok: bool) -> None:
+            if not ok:
+                on_loss()
             with suppress(RuntimeError):  # the loop may be closed by now
                 loop.call_soon_threadsafe(make_room)
 
@@ -99,7 +99,7 @@ class TreeLog:
         if not self._behind:
             try:
                 async with asyncio.timeout(WRITE_SECONDS):
-                    await written
+                    await write_done
             except TimeoutError:
                 self._behind = True
 
@@ -110,11 +110,11 @@ class TreeLog:
             on_written(self._write(self._file, line))
 
     def _write(self, file: FileIO, line: bytes) -> bool:
-        left = memoryview(b"\n" + line if self._torn else line)
+        remaining = memoryview(b"\n" + line if self._torn else line)
         try:
-            while left:
-                left = left[file.write(left) :]
-                self._torn = bool(left)
+            while remaining:
+                remaining = remaining[file.write(remaining) :]
+                self._torn = bool(remaining)
         except OSError as error:
             self._tell(file, str(error))
             return False

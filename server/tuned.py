@@ -42,7 +42,7 @@ class TunedSearch(_Table):
 
     @field_validator("search", mode="before")
     @classmethod
-    def _whole(cls, value: Any) -> Any:
+    def _check_fields(cls, value: Any) -> Any:
         """It must say what is run, and leave the seed to the request."""
         if not isinstance(value, dict):
             return value
@@ -90,15 +90,15 @@ def read_tuned(path: Path) -> TunedSearches:
     try:
         return TunedSearches.model_validate(tables)
     except ValidationError as error:
-        lines = [_line(one) for one in error.errors()]
+        lines = [_line(detail) for detail in error.errors()]
         raise ValueError("; ".join(lines)) from None
 
 
 def _line(error: Any) -> str:
     name = ".".join(str(part) for part in error["loc"] if part != "[key]")
     message = error["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
-    shown = "" if isinstance(error["input"], dict) else f" = {error['input']!r}"
-    return f"{name}{shown}: {message}"
+    value_text = "" if isinstance(error["input"], dict) else f" = {error['input']!r}"
+    return f"{name}{value_text}: {message}"
 
 
 def tuned_toml(tuned: TunedSearches) -> str:
@@ -106,10 +106,10 @@ def tuned_toml(tuned: TunedSearches) -> str:
     lines = [HEAD]
     lines += _pairs(tuned.model_dump(exclude={"auto", "reasoning_effort"}))
     tables = {} if tuned.auto is None else {"auto": tuned.auto}
-    tables |= {f"reasoning_effort.{name}": one for name, one in tuned.reasoning_effort.items()}
-    for name, one in tables.items():
-        lines += ["", f"[{name}]", *_pairs(one.model_dump(exclude={"search"}))]
-        lines += ["", f"[{name}.search]", *_pairs(one.fields)]
+    tables |= {f"reasoning_effort.{name}": row for name, row in tuned.reasoning_effort.items()}
+    for name, row in tables.items():
+        lines += ["", f"[{name}]", *_pairs(row.model_dump(exclude={"search"}))]
+        lines += ["", f"[{name}.search]", *_pairs(row.fields)]
     return "\n".join(lines) + "\n"
 
 

@@ -32,16 +32,16 @@ class _Trajectory:
     tokens: tuple[int, ...]
     text: str
 
-    def reasoning(self, opened: bool | None) -> str:
+    def reasoning(self, in_reasoning: bool | None) -> str:
         """It as it is told: without the tags of a thought."""
-        if opened is None:
+        if in_reasoning is None:
             return self.text
-        parts = split_reasoning(self.text, opened=opened)
+        parts = split_reasoning(self.text, opened=in_reasoning)
         return "\n\n".join(part for part in parts if part)
 
-    def connection(self, opened: bool | None) -> str:
+    def connection(self, in_reasoning: bool | None) -> str:
         """What stands between it and what is written."""
-        thinks = opened or (opened is not None and self.text.lstrip().startswith(OPENS))
+        thinks = in_reasoning or (in_reasoning is not None and self.text.lstrip().startswith(OPENS))
         closing = f"\n{CLOSES}" if thinks and CLOSES not in self.text else ""
         apart = "" if not closing and self.text.endswith("\n") else "\n\n"
         return closing + apart + CONNECTION
@@ -57,28 +57,29 @@ async def write(
 ) -> WrittenReplies:
     """Write each choice, within ``seconds``. Raises ApiError (504) for a search without a reply,
     and as a plain reply does."""
-    assert parsed.written is not None, "nothing is to be written"
-    chosen = [_trajectory(outcome, node, service) for node, _ in best_choices(parsed, outcome)]
-    reasoning = [one.reasoning(parsed.in_reasoning) for one in chosen]
+    assert parsed.json_request is not None, "nothing is to be written"
+    paths = [_trajectory(outcome, node, service) for node, _ in best_choices(parsed, outcome)]
+    reasoning = [path.reasoning(parsed.in_reasoning) for path in paths]
     if tell is not None and reasoning[0]:
         tell(ReasoningPart(reasoning[0]))
-    wanted = [
-        await _wanted(parsed.written, one, i, parsed, service) for i, one in enumerate(chosen)
+    requests = [
+        await _request(parsed.json_request, path, i, parsed, service)
+        for i, path in enumerate(paths)
     ]
-    most = _room(outcome, wanted, service)
+    most = _room(outcome, requests, service)
     if most < 1:
-        return WrittenReplies(DrawnReplies([NOTHING] * len(chosen), []), reasoning)
-    with service.quotas.booking(parsed.key, 0, searched=False, request=False) as spent:
-        drawn = await draw_side_by_side(
-            [(replace(one, limit=min(one.limit, most)),) for one in wanted],
+        return WrittenReplies(DrawnReplies([NOTHING] * len(paths), []), reasoning)
+    with service.quotas.booking(parsed.key, 0, searched=False, request=False) as usage:
+        draws = await draw_side_by_side(
+            [(replace(r, limit=min(r.limit, most)),) for r in requests],
             f"{parsed.tree}.written",
             service,
-            spent,
+            usage,
             seconds=seconds,
             logprobs=parsed.logprobs,
             tell=tell,
         )
-    return WrittenReplies(drawn, reasoning)
+    return WrittenReplies(draws, reasoning)
 
 
 def _trajectory(outcome: Outcome, node: int, service: Service) -> _Trajectory:
@@ -90,25 +91,25 @@ def _trajectory(outcome: Outcome, node: int, service: Service) -> _Trajectory:
     return _Trajectory(tokens, tree.text(node))
 
 
-async def _wanted(
-    written: PlainCompletion,
-    one: _Trajectory,
+async def _request(
+    template: PlainCompletion,
+    path: _Trajectory,
     place: int,
     parsed: ParsedRequest,
     service: Service,
 ) -> PlainCompletion:
-    words = one.connection(parsed.in_reasoning)
+    words = path.connection(parsed.in_reasoning)
     ids = await service.tokenizing.run(
-        service.text, len(words), lambda own: own.encode_step(words, "")
+        service.text, len(words), lambda text: text.encode_step(words, "")
     )
-    return replace(written, prompt=(*one.tokens, *ids), draw=place)
+    return replace(template, prompt=(*path.tokens, *ids), draw=place)
 
 
-def _room(outcome: Outcome, wanted: list[PlainCompletion], service: Service) -> int:
+def _room(outcome: Outcome, requests: list[PlainCompletion], service: Service) -> int:
     """The most tokens that each may come to."""
     context = service.runner.engine.capabilities.context_tokens
-    room = context - max(len(one.prompt) for one in wanted)
+    room = context - max(len(request.prompt) for request in requests)
     if outcome.spec.max_tokens is not None:
-        left = outcome.spec.max_tokens - outcome.stats.generated_tokens
-        room = min(room, left // len(wanted))
+        remaining = outcome.spec.max_tokens - outcome.stats.generated_tokens
+        room = min(room, remaining // len(requests))
     return room
