@@ -44,9 +44,9 @@ UNDATED = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
 
 def check_path(path: Path) -> None:
     """Raise ValueError if no plot can be written there."""
-    known = Figure().canvas.get_supported_filetypes()
-    if path.suffix.removeprefix(".") not in known:
-        raise ValueError(f"{path}: the suffix must be one of {', '.join(sorted(known))}")
+    formats = Figure().canvas.get_supported_filetypes()
+    if path.suffix.removeprefix(".") not in formats:
+        raise ValueError(f"{path}: the suffix must be one of {', '.join(sorted(formats))}")
     if not path.parent.is_dir():
         raise ValueError(f"{path}: there is no folder {path.parent}")
 
@@ -63,8 +63,8 @@ def plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
         least = min(row["kv_tokens_total"] for row in rows)
         policies = dict.fromkeys(row["policy"] for row in rows)
         for policy, look in zip(policies, cycle(LOOKS), strict=False):
-            mine = sorted((r for r in rows if r["policy"] == policy), key=lambda r: r["width"])
-            _line(axes, mine, policy, least, look)
+            group = sorted((r for r in rows if r["policy"] == policy), key=lambda r: r["width"])
+            _line(axes, group, policy, least, look)
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter("{x:g}")
         axes.set_ylim(0, 1)
@@ -103,11 +103,11 @@ def draw_line(
 
 
 def _line(
-    axes: Axes, mine: Sequence[dict[str, Any]], policy: str, least: float, look: tuple[Any, ...]
+    axes: Axes, rows: Sequence[dict[str, Any]], policy: str, least: float, look: tuple[Any, ...]
 ) -> None:
     """One policy's points, by rising width."""
-    kv = [row["kv_tokens_total"] / least for row in mine]
-    draw_line(axes, mine, kv, policy, look)
-    for row, x in zip(mine, kv, strict=True):
-        named = {"textcoords": "offset points", "size": 7, "color": look[0]}
-        axes.annotate(str(row["width"]), (x, row["accuracy"]), (5, -9), **named)
+    kv = [row["kv_tokens_total"] / least for row in rows]
+    draw_line(axes, rows, kv, policy, look)
+    for row, x in zip(rows, kv, strict=True):
+        style = {"textcoords": "offset points", "size": 7, "color": look[0]}
+        axes.annotate(str(row["width"]), (x, row["accuracy"]), (5, -9), **style)

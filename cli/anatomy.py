@@ -79,7 +79,7 @@ def together(trees: Sequence[TreeAnatomy], accuracy: float, pass_at_n: float) ->
     deepest = max((len(tree.lineages) for tree in trees), default=0)
     steps = list(chain.from_iterable(tree.steps for tree in trees))
     by_depth = [[s for s in steps if s.depth == d] for d in range(1, deepest + 1)]
-    known = [tree.illegal for tree in trees if tree.illegal is not None]
+    verdicts = [tree.illegal for tree in trees if tree.illegal is not None]
     return {
         "coverage_loss": 1.0 - pass_at_n if trees else 0.0,
         "selection_loss": pass_at_n - accuracy,
@@ -89,7 +89,7 @@ def together(trees: Sequence[TreeAnatomy], accuracy: float, pass_at_n: float) ->
         ],
         "auc_by_depth": [auc(of_depth) for of_depth in by_depth] if steps else [],
         "judged_steps": len(steps),
-        "illegal_replies": sum(known) / len(known) if known else None,
+        "illegal_replies": sum(verdicts) / len(verdicts) if verdicts else None,
         "distinct_tokens": sum(tree.distinct_tokens for tree in trees),
     }
 

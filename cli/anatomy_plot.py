@@ -71,8 +71,8 @@ def _by_depth(
 ) -> None:
     """A line over depths 1, 2, ..., broken where nothing is known."""
     colour, marker, dashes = look
-    known = [float("nan") if value is None else value for value in values]
-    depths = range(1, len(known) + 1)
-    axes.plot(depths, known, color=colour, marker=marker, linestyle=dashes, label=label)
+    points = [float("nan") if value is None else value for value in values]
+    depths = range(1, len(points) + 1)
+    axes.plot(depths, points, color=colour, marker=marker, linestyle=dashes, label=label)
     axes.set_xlabel("depth")
     axes.grid(color="0.9", linewidth=0.6)

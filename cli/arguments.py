@@ -88,13 +88,13 @@ Seed = Annotated[int | None, typer.Option(help="Seed; drawn at random if not giv
 
 def setting_options(fields: Mapping[str, FieldInfo]) -> list[Any]:
     """The options that typer makes of settings: choices, switches, lists, their descriptions."""
-    kinds = {name: _option(name, about) for name, about in fields.items()}
+    kinds = {name: _option(name, declaration) for name, declaration in fields.items()}
     options = [
         (name, kind, field(default=None)) for name, kind in kinds.items() if kind is not None
     ]
     template = typer.Typer(add_completion=False)
     template.command()(make_dataclass("SettingOptions", options))
-    return [one for one in typer.main.get_command(template).params if one.name in kinds]
+    return [param for param in typer.main.get_command(template).params if param.name in kinds]
 
 
 def _option(name: str, field: FieldInfo) -> Any:
@@ -103,9 +103,9 @@ def _option(name: str, field: FieldInfo) -> Any:
     if flag is None:
         return None
     text = field.description or ""
-    shown = typer.Option(flag, help=f"{text[:1].upper()}{text[1:]}.", rich_help_panel="Settings")
+    info = typer.Option(flag, help=f"{text[:1].upper()}{text[1:]}.", rich_help_panel="Settings")
     if name == "launch":
-        return Annotated[bool, shown]
+        return Annotated[bool, info]
     kind: Any = str
     if field.annotation is bool:
         kind = Switch
@@ -113,7 +113,7 @@ def _option(name: str, field: FieldInfo) -> Any:
         kind = field.annotation
     elif name.endswith("_urls"):
         kind = list[str]
-    return Annotated[kind | None, shown]
+    return Annotated[kind | None, info]
 
 
 class EngineCommand(TyperCommand):
@@ -148,9 +148,9 @@ class ServeCommand(EngineCommand):
 
 def settings_of(options: Mapping[str, Any], model: str | None = None) -> Settings:
     """Those of the environment; the command line wins. ``model``: named without an option."""
-    named = options.get("policy_model")
-    if model is not None and named not in (None, model):
-        fail(f"{model} and --model {named}: one model is needed", WRONG_USE)
+    model_option = options.get("policy_model")
+    if model is not None and model_option not in (None, model):
+        fail(f"{model} and --model {model_option}: one model is needed", WRONG_USE)
     values = dict(options) if model is None else {**options, "policy_model": model}
     with refused(SettingsError):
         return load_settings(**values)
@@ -178,19 +178,19 @@ def task_of(name: str, split: TaskSplit, limit: int, seed: int) -> tuple[Any, li
     if not name.endswith(SUFFIX):
         fail(f"--task {name}: known are {', '.join(TASKS)}, or a file {SUFFIX}", WRONG_USE)
     with refused(DatasetError, "--task "):
-        own = read_dataset(Path(name))
-    return own, own.questions(limit)
+        dataset = read_dataset(Path(name))
+    return dataset, dataset.questions(limit)
 
 
 def specs_of(
     policies: str, widths: str | None, seeds: str, fields: list[str] | None
 ) -> tuple[list[RequestedSearch], list[int]]:
     """A search for every policy and width, and the seeds."""
-    drawn = numbers("seed", seeds)
-    wide = [None] if widths is None else numbers("width", widths)
-    if not (drawn and wide and parts(policies)):
+    seed_list = numbers("seed", seeds)
+    sizes = [None] if widths is None else numbers("width", widths)
+    if not (seed_list and sizes and parts(policies)):
         fail("--policy, --width, --seed: each needs at least one value", WRONG_USE)
-    return [spec_of(p, w, drawn[0], fields) for p in parts(policies) for w in wide], drawn
+    return [spec_of(p, w, seed_list[0], fields) for p in parts(policies) for w in sizes], seed_list
 
 
 def spec_of(
@@ -198,14 +198,14 @@ def spec_of(
 ) -> RequestedSearch:
     """The search that is asked for; ``fields`` are its other fields, as ``--set`` takes them, but
     for ``more``, which have options of their own."""
-    own = {"policy": policy, "seed": seed} | ({} if width is None else {"width": width}) | more
+    values = {"policy": policy, "seed": seed} | ({} if width is None else {"width": width}) | more
     try:
-        return RequestedSearch.model_validate(dict(_field(text) for text in fields or ()) | own)
+        return RequestedSearch.model_validate(dict(_field(text) for text in fields or ()) | values)
     except ValidationError as error:
         first = error.errors()[0]
         name = str(first["loc"][0])
         reason = first["msg"].replace("Input should be", "must be").removeprefix("Value error, ")
-        switch = f"--{name} " if name in own else f"--set {name}="
+        switch = f"--{name} " if name in values else f"--set {name}="
         fail(f"{switch}{first['input']}: {reason}", WRONG_USE)
 
 

@@ -48,55 +48,55 @@ class Calibration:
     out: Path
 
 
-async def calibrate(wanted: Calibration, settings: Settings, as_json: bool) -> dict[str, Any]:
+async def calibrate(plan: Calibration, settings: Settings, as_json: bool) -> dict[str, Any]:
     """Record, fit, write ``out``; what was found. Prints a table unless stdout is for JSON.
 
     Raises SettingsError for an engine or a KV policy that has no use for θ, where KV was given up
     after all, where nothing was left to come back to, and where ``out`` cannot be written.
     """
-    _check(wanted, settings)
-    recorded, fingerprint = await record(wanted, settings)
-    rows = together(recorded)
+    _check(plan, settings)
+    searches, fingerprint = await record(plan, settings)
+    rows = together(searches)
     try:
-        theta = fit(rows, "exact", _source(wanted, recorded, rows, fingerprint))
+        theta = fit(rows, "exact", _source(plan, searches, rows, fingerprint))
     except ValueError as error:
         raise SettingsError(
-            f"nothing to fit to in {len(recorded)} searches ({error}); --limit or --set "
+            f"nothing to fit to in {len(searches)} searches ({error}); --limit or --set "
             "expansions=N must be larger"
         ) from None
     try:
-        save_theta(theta, wanted.out)
+        save_theta(theta, plan.out)
     except OSError as error:
-        raise SettingsError(f"--out {wanted.out}: {error.strerror}") from None
-    unsaid = losses(theta, rows)
+        raise SettingsError(f"--out {plan.out}: {error.strerror}") from None
+    loss_by_set = losses(theta, rows)
     if not as_json:
-        Console().print(_table(theta, unsaid, rows))
-    return {"out": str(wanted.out), "theta": theta.as_dict(), "loss": unsaid}
+        Console().print(_table(theta, loss_by_set, rows))
+    return {"out": str(plan.out), "theta": theta.as_dict(), "loss": loss_by_set}
 
 
-async def record(wanted: Calibration, settings: Settings) -> tuple[list[ReentryRows], str]:
+async def record(plan: Calibration, settings: Settings) -> tuple[list[ReentryRows], str]:
     """The rows of every search, in the questions' order, and the engine's fingerprint."""
-    recorded: list[ReentryRows] = []
+    searches: list[ReentryRows] = []
     columns = (*Progress.get_default_columns(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True)) as progress:
         async with running(settings, attention=True) as parts:
             vocab = ModelConfig.from_checkpoint(settings.policy_model).vocab
             recorder = Recorder(parts.engine, vocab)
-            for task, questions in wanted.tasks:
-                bar = progress.add_task(task.name, total=len(questions) * len(wanted.specs))
-                asked = Evaluation(
+            for task, questions in plan.tasks:
+                bar = progress.add_task(task.name, total=len(questions) * len(plan.specs))
+                batch = Evaluation(
                     task,
                     questions,
-                    [wanted.seed],
-                    wanted.specs,
+                    [plan.seed],
+                    plan.specs,
                     profile=PROFILES[settings.profile],
                     at_once=AT_ONCE,
                     share=False,
                 )
                 await evaluate(
-                    asked, [recorder], parts.text, done=lambda _, bar=bar: progress.advance(bar)
+                    batch, [recorder], parts.text, done=lambda _, bar=bar: progress.advance(bar)
                 )
-                recorded += recorder.take()
+                searches += recorder.take()
             usage = await parts.engine.usage()
             fingerprint = parts.engine.capabilities.fingerprint
     if usage.totals.held_evicted_tokens:
@@ -104,41 +104,41 @@ async def record(wanted: Calibration, settings: Settings) -> tuple[list[ReentryR
             f"{PREFIX}KV_TOKENS = {settings.kv_tokens}: {usage.totals.held_evicted_tokens} tokens "
             "of searches were given up; more is needed to keep all"
         )
-    return recorded, fingerprint
+    return searches, fingerprint
 
 
-def _check(wanted: Calibration, settings: Settings) -> None:
+def _check(plan: Calibration, settings: Settings) -> None:
     """Before any search is run."""
-    if not wanted.tasks:
+    if not plan.tasks:
         raise SettingsError("--task: none; at least one is needed")
-    for name, needed in (("engine", "embedded"), ("kv_policy", "arborkv")):
+    for name, required in (("engine", "embedded"), ("kv_policy", "arborkv")):
         value = getattr(settings, name)
-        if value != needed:
-            reason = f"{needed!r} is needed, which goes by what is fitted"
+        if value != required:
+            reason = f"{required!r} is needed, which goes by what is fitted"
             raise SettingsError(f"{PREFIX}{name.upper()} = {value!r}: {reason}")
 
 
 def _source(
-    wanted: Calibration, recorded: Sequence[ReentryRows], rows: ReentryRows, fingerprint: str
+    plan: Calibration, searches: Sequence[ReentryRows], rows: ReentryRows, fingerprint: str
 ) -> dict[str, Any]:
     """What θ was fitted to, for people and for doing it again."""
-    shape = wanted.specs[0]
+    shape = plan.specs[0]
     return {
         "target": "re-entry in hindsight x tokens",
-        "tasks": [task.name for task, _ in wanted.tasks],
+        "tasks": [task.name for task, _ in plan.tasks],
         "split": "train",
-        "questions": [len(questions) for _, questions in wanted.tasks],
-        "policies": [spec.policy for spec in wanted.specs],
+        "questions": [len(questions) for _, questions in plan.tasks],
+        "policies": [spec.policy for spec in plan.specs],
         "search": shape.model_dump(exclude_defaults=True, exclude={"policy", "seed"}),
-        "seed": wanted.seed,
-        "searches": len(recorded),
+        "seed": plan.seed,
+        "searches": len(searches),
         "rows": len(rows.target),
         "reentered": round(float(rows.target.mean()), 4) if len(rows.target) else 0.0,
         "engine": fingerprint,
     }
 
 
-def _table(theta: Theta, unsaid: dict[str, float], rows: ReentryRows) -> Table:
+def _table(theta: Theta, loss_by_set: dict[str, float], rows: ReentryRows) -> Table:
     title = f"{len(rows.target)} rows, {rows.target.mean():.1%} came back; loss in nats a row"
     table = Table("signals", "bias", *"vua", "loss", title=title)
     for name, (bias, *slopes) in theta.sets.items():
@@ -146,7 +146,7 @@ def _table(theta: Theta, unsaid: dict[str, float], rows: ReentryRows) -> Table:
         cells = [
             f"{coefficients[signal]:.3f}" if signal in coefficients else "" for signal in "vua"
         ]
-        loss = f"{unsaid[name]:.4f}" if name in unsaid else ""
+        loss = f"{loss_by_set[name]:.4f}" if name in loss_by_set else ""
         table.add_row(name or "none", f"{bias:.3f}", *cells, loss)
     return table
 
@@ -159,12 +159,12 @@ class Recorder(EngineWrapper):
         super().__init__(engine)
         self._vocab = vocab
         self._searches: dict[str, ReentryRecorder] = {}
-        self._recorded: dict[str, ReentryRows] = {}
+        self._rows: dict[str, ReentryRows] = {}
 
     def take(self) -> list[ReentryRows]:
         """The rows of each search that has ended since the last call, by their trees' names."""
-        recorded, self._recorded = self._recorded, {}
-        return [recorded[name] for name in sorted(recorded, key=lambda name: (len(name), name))]
+        rows, self._rows = self._rows, {}
+        return [rows[name] for name in sorted(rows, key=lambda name: (len(name), name))]
 
     def hint(self, tree: str, hint: Hint) -> None:
         """The search moves on."""
@@ -184,15 +184,15 @@ class Recorder(EngineWrapper):
             if step.finish is not Finish.END:
                 assert step.entropy is not None, "the embedded engine knows it"
                 confidence = confidence_of_entropy(step.entropy, self._vocab)
-                known = branch.node, branch.parent, len(step.tokens), confidence, step.attention
-                search.boundary(*known)
+                boundary = branch.node, branch.parent, len(step.tokens), confidence, step.attention
+                search.boundary(*boundary)
         return steps
 
     async def release(self, tree: str) -> Counters:
         """The search is over: its rows can be told."""
         search = self._searches.pop(tree, None)
         if search is not None:
-            self._recorded[tree] = search.rows()
+            self._rows[tree] = search.rows()
         return await super().release(tree)
 
     async def abort(self, tree: str) -> None:

@@ -44,11 +44,11 @@ def check(settings: Settings) -> dict[str, Any]:
     except (ValueError, OSError) as error:
         raise SettingsError(str(error)) from error
     names = sorted(Settings.model_fields)
-    shown = {variable(name): _shown(getattr(settings, name)) for name in names}
-    return {"settings": shown, "keys": keys.names}
+    values = {variable(name): _display(getattr(settings, name)) for name in names}
+    return {"settings": values, "keys": keys.names}
 
 
-def _shown(value: object) -> object:
+def _display(value: object) -> object:
     if isinstance(value, SecretStr):
         return "(set)" if value.get_secret_value() else ""
     if isinstance(value, tuple):

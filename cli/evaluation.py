@@ -89,7 +89,7 @@ class TrialScore:
 
 
 async def evaluate(
-    wanted: Evaluation,
+    plan: Evaluation,
     engines: Sequence[Engine],
     text: Text,
     *,
@@ -103,25 +103,23 @@ async def evaluate(
     Raises what the first search that fails raises, ending the others.
     """
     rooms: asyncio.Queue[Engine] = asyncio.Queue()
-    for engine in list(engines) * wanted.at_once:
+    for engine in list(engines) * plan.at_once:
         rooms.put_nowait(engine)
 
-    async def one(number: int, seed: int, question: str) -> list[TrialScore]:
+    async def item_scores(number: int, seed: int, question: str) -> list[TrialScore]:
         engine = await rooms.get()
-        shared = SharedSamples(engine, *flops) if wanted.share else engine
-        scores = await _question(wanted, shared, text, f"eval-{number}", seed, question, done)
+        shared = SharedSamples(engine, *flops) if plan.share else engine
+        scores = await _question(plan, shared, text, f"eval-{number}", seed, question, done)
         rooms.put_nowait(engine)
         return scores
 
-    items = [(seed, question) for seed in wanted.seeds for question in wanted.questions]
-    by_item = await all_of(one(i, *item) for i, item in enumerate(items))
-    return [
-        row(wanted, spec, [scores[i] for scores in by_item]) for i, spec in enumerate(wanted.specs)
-    ]
+    items = [(seed, question) for seed in plan.seeds for question in plan.questions]
+    by_item = await all_of(item_scores(i, *item) for i, item in enumerate(items))
+    return [row(plan, spec, [scores[i] for scores in by_item]) for i, spec in enumerate(plan.specs)]
 
 
 async def _question(
-    wanted: Evaluation,
+    plan: Evaluation,
     engine: Engine,
     text: Text,
     name: str,
@@ -130,25 +128,25 @@ async def _question(
     done: Callable[[Trial], None],
 ) -> list[TrialScore]:
     """All specs on one question, in the specs' order; ``name`` begins the trees' ids."""
-    problem = problem_of(question, wanted.profile, text)
+    problem = problem_of(question, plan.profile, text)
     seed = item_seed(run_seed, question)
     scores: dict[int, TrialScore] = {}
-    for i in sorted(range(len(wanted.specs)), key=lambda i: -wanted.specs[i].width):
-        spec = wanted.specs[i].model_copy(update={"seed": seed})
-        answers = answers_of(wanted.task, question, spec.answers or wanted.answers)
+    for i in sorted(range(len(plan.specs)), key=lambda i: -plan.specs[i].width):
+        spec = plan.specs[i].model_copy(update={"seed": seed})
+        answers = answers_of(plan.task, question, spec.answers or plan.answers)
         outcome = await search_for(problem, spec, engine, answers, f"{name}-{i}")
-        trial = judge(wanted.task, question, outcome)
-        anatomy = anatomy_of(wanted.task, question, outcome)
+        trial = judge(plan.task, question, outcome)
+        anatomy = anatomy_of(plan.task, question, outcome)
         right = trial.correct, trial.any_correct
         scores[i] = TrialScore(*right, outcome.stats, outcome.digest, anatomy)
         done(trial)
-    return [scores[i] for i in range(len(wanted.specs))]
+    return [scores[i] for i in range(len(plan.specs))]
 
 
 def problem_of(question: str, profile: Profile, text: Text) -> Problem:
     """A question as the policy model is asked it."""
-    asked = under_profile([{"role": "user", "content": question}], profile)
-    return Problem(tuple(text.encode_chat(asked)), question, profile.delimiter)
+    messages = under_profile([{"role": "user", "content": question}], profile)
+    return Problem(tuple(text.encode_chat(messages)), question, profile.delimiter)
 
 
 def answers_of(task: Graded, question: str, rule: AnswerRule) -> Answers:
@@ -183,7 +181,7 @@ def judge(task: Graded, question: str, outcome: Outcome) -> Trial:
     return Trial(question, outcome, correct, any(right.values()))
 
 
-def row(wanted: Evaluation, spec: SearchSpec, scores: Sequence[TrialScore]) -> dict[str, Any]:
+def row(plan: Evaluation, spec: SearchSpec, scores: Sequence[TrialScore]) -> dict[str, Any]:
     """The published keys. Counts, costs and seconds are sums over questions, peaks the largest.
 
     With several seeds ``seed`` lists them, sums are over seeds too, and ``n`` still counts the
@@ -192,12 +190,12 @@ def row(wanted: Evaluation, spec: SearchSpec, scores: Sequence[TrialScore]) -> d
     ``fallbacks``: rounds that the policy planned by a simpler rule. ``anatomy``: as ``together``.
     """
     stats = [score.stats for score in scores]
-    held = [s.kv_tokens_peak if wanted.share else s.engine.kv_tokens_peak for s in stats]
-    runs, n, seeds = len(scores), len(wanted.questions), wanted.seeds
+    peaks = [s.kv_tokens_peak if plan.share else s.engine.kv_tokens_peak for s in stats]
+    runs, n, seeds = len(scores), len(plan.questions), plan.seeds
     accuracy = sum(score.correct for score in scores) / runs if runs else 0.0
     pass_at_n = sum(score.any_correct for score in scores) / runs if runs else 0.0
     return {
-        "task": wanted.task.name,
+        "task": plan.task.name,
         "policy": spec.policy,
         "width": spec.width,
         "n": n,
@@ -206,7 +204,7 @@ def row(wanted: Evaluation, spec: SearchSpec, scores: Sequence[TrialScore]) -> d
         "accuracy_ci95": clustered95([score.correct for score in scores], n),
         "pass_at_n": pass_at_n,
         "kv_tokens_total": sum(s.kv_tokens_total for s in stats),
-        "kv_tokens_peak": max(held, default=0),
+        "kv_tokens_peak": max(peaks, default=0),
         "generated_tokens": sum(s.generated_tokens for s in stats),
         "flops": math.fsum(s.engine.flops for s in stats),
         "model_calls": sum(s.engine.model_calls for s in stats),
@@ -215,7 +213,7 @@ def row(wanted: Evaluation, spec: SearchSpec, scores: Sequence[TrialScore]) -> d
         "policy_seconds": math.fsum(s.policy_seconds for s in stats),
         "seconds": math.fsum(s.seconds for s in stats),
         "precise_goodput": math.fsum(s.precise_goodput for s in stats) / runs if runs else 0.0,
-        "shared": wanted.share,
+        "shared": plan.share,
         "tree_digest": combined_digest(score.digest for score in scores),
         "anatomy": together([score.anatomy for score in scores], accuracy, pass_at_n),
     }
@@ -234,41 +232,41 @@ COLUMNS = ("policy", "width", "accuracy", "95 %", "pass@n", "kv total", "tokens"
 
 
 async def run_evaluation(
-    wanted: Evaluation, settings: Settings, trees: TreeLog, as_json: bool, engines: int = 1
+    plan: Evaluation, settings: Settings, trees: TreeLog, as_json: bool, engines: int = 1
 ) -> list[dict[str, Any]]:
     """Run it on engines started for it; print a table unless stdout is for JSON.
 
     ``engines``: how many; 0 for what suits the models.
     """
     console = Console(stderr=True)
-    if wanted.share and not shareable(settings):
-        wanted = replace(wanted, share=False)
+    if plan.share and not shareable(settings):
+        plan = replace(plan, share=False)
         console.print("drawing nothing once for several searches: rewards come with the draws")
     columns = (*Progress.get_default_columns(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as progress:
-        runs = len(wanted.questions) * len(wanted.seeds) * len(wanted.specs)
-        bar = progress.add_task(wanted.task.name, total=runs)
+        runs = len(plan.questions) * len(plan.seeds) * len(plan.specs)
+        bar = progress.add_task(plan.task.name, total=runs)
 
-        def done(trial: Trial) -> None:
+        def on_trial(trial: Trial) -> None:
             progress.advance(bar)
             if trees.wanted:
-                trees.write(tree_line(wanted, trial))
+                trees.write(tree_line(plan, trial))
 
-        async with AsyncExitStack() as started:
-            each = [running(own) for own in side_by_side(settings, engines)]
-            parts = [await started.enter_async_context(one) for one in each]
-            able = parts[0].engine.capabilities
+        async with AsyncExitStack() as stack:
+            contexts = [running(s) for s in side_by_side(settings, engines)]
+            models = [await stack.enter_async_context(context) for context in contexts]
+            able = models[0].engine.capabilities
             tuned = tuned_searches(settings, able)
-            specs = [what_is_run(spec, settings, able, tuned) for spec in wanted.specs]
+            specs = [what_is_run(spec, settings, able, tuned) for spec in plan.specs]
             rows = await evaluate(
-                replace(wanted, specs=specs, profile=PROFILES[settings.profile]),
-                [one.engine for one in parts],
-                parts[0].text,
-                flops=parts[0].flops,
-                done=done,
+                replace(plan, specs=specs, profile=PROFILES[settings.profile]),
+                [model.engine for model in models],
+                models[0].text,
+                flops=models[0].flops,
+                done=on_trial,
             )
     if not as_json:
-        Console().print(_table(wanted, rows))
+        Console().print(_table(plan, rows))
         Console().print(anatomy_table(rows))
     return rows
 
@@ -299,11 +297,11 @@ def _small(settings: Settings) -> bool:
     return footprint(policy, FLOAT_BYTES).weight_bytes <= SMALL_BYTES
 
 
-def tree_line(wanted: Evaluation, trial: Trial) -> dict[str, Any]:
+def tree_line(plan: Evaluation, trial: Trial) -> dict[str, Any]:
     """One line of ``--trees``; ``hedgerow replay`` reads it."""
     outcome = trial.outcome
     return {
-        "task": wanted.task.name,
+        "task": plan.task.name,
         "question": trial.question,
         "correct": trial.correct,
         "answer": outcome.answer,
@@ -315,11 +313,11 @@ def tree_line(wanted: Evaluation, trial: Trial) -> dict[str, Any]:
     }
 
 
-def _table(wanted: Evaluation, rows: list[dict[str, Any]]) -> Table:
-    title = f"{wanted.task.name}, {rows[0]['n']} questions"
-    if len(wanted.seeds) > 1:
-        title += f", {len(wanted.seeds)} seeds"
-    if wanted.share:
+def _table(plan: Evaluation, rows: list[dict[str, Any]]) -> Table:
+    title = f"{plan.task.name}, {rows[0]['n']} questions"
+    if len(plan.seeds) > 1:
+        title += f", {len(plan.seeds)} seeds"
+    if plan.share:
         title += "; seconds of a run that draws common samples once"
     table = Table(*COLUMNS, title=title)
     for row in rows:

@@ -31,7 +31,7 @@ def exported(path: Path, returns: Returns) -> Iterator[dict[str, Any]]:
         tree, name = _tree(where, document), document.get("id", f"tree-{number}")
         return_of = final_reward
         if returns == "checker":
-            return_of = _checked(where, document)
+            return_of = _checker_return(where, document)
         for step in rollout_steps(tree, return_of):
             yield {"tree": name, **_line(step, tree.prompt)}
 
@@ -83,13 +83,13 @@ def _tree(where: str, document: dict[str, Any]) -> Tree:
         raise ExportError(f"{where}: {error}") from error
 
 
-def _checked(where: str, document: dict[str, Any]) -> ReturnOf:
+def _checker_return(where: str, document: dict[str, Any]) -> ReturnOf:
     """By the bundled task whose question this is. Raises ExportError where there is none."""
     question = question_of(document["messages"]) if document.get("messages") else ""
     task: Task | None = next((t for t in TASKS.values() if t.matches(question)), None)
     if task is None:
-        known = ", ".join(TASKS)
-        raise ExportError(f"{where}: no bundled task's question; only {known} can be checked")
+        names = ", ".join(TASKS)
+        raise ExportError(f"{where}: no bundled task's question; only {names} can be checked")
     before = document.get("branched_from", {}).get("text", "")
     check = task.check
     return lambda tree, node: float(check(question, before + tree.text(node.id)).correct)

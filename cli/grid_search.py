@@ -70,7 +70,7 @@ ROW = TypeAdapter(TreeRow)
 class GridSearch:
     """The grid's trees on engines, and what is known of them.
 
-    ``kept_in``: a file (none: no file) of rows, from which those of the same models are taken and
+    ``rows_file``: a file (none: no file) of rows, from which those of the same models are taken and
     to which the others are added. ``done`` hears of every row.
     """
 
@@ -79,15 +79,15 @@ class GridSearch:
         grid: Grid,
         engines: Sequence[Engine],
         text: Text,
-        kept_in: Path | None = None,
+        rows_file: Path | None = None,
         *,
         flops: tuple[Flops, ...] = (no_flops, no_flops),
         done: Callable[[], None] = lambda: None,
     ) -> None:
         """Raises ValueError for a file that holds something else."""
         self._grid, self._engines, self._text = grid, engines, text
-        self._kept = KeptLines(kept_in, engines[0].capabilities.fingerprint, ROW)
-        self._flops, self._done = flops, done
+        self._lines = KeptLines(rows_file, engines[0].capabilities.fingerprint, ROW)
+        self._flops, self._on_row = flops, done
         self._trees: dict[str, list[SearchSpec]] = {}
         for spec in grid.specs:
             self._trees.setdefault(tree_key(spec), []).append(spec)
@@ -133,15 +133,15 @@ class GridSearch:
     ) -> TreeRow:
         """What is known of a tree, or what it comes to now."""
         question = self._grid.questions[i]
-        of = json.dumps(self._what(question, key, run_seed) | {"alone": alone})
-        known = self._kept.get(of)
-        if known is None:
-            known = await self._grow(engine, self._trees[key], question, run_seed)
-            self._kept.put(of, known)
-        self._done()
-        return known
+        row_key = json.dumps(self._row_fields(question, key, run_seed) | {"alone": alone})
+        row = self._lines.get(row_key)
+        if row is None:
+            row = await self._grow(engine, self._trees[key], question, run_seed)
+            self._lines.put(row_key, row)
+        self._on_row()
+        return row
 
-    def _what(self, question: GridQuestion, key: str, run_seed: int) -> dict[str, Any]:
+    def _row_fields(self, question: GridQuestion, key: str, run_seed: int) -> dict[str, Any]:
         """All that a row follows from, but the models."""
         task = question.task
         return {
@@ -181,9 +181,9 @@ def right_by_vote(
     tree, right = outcome.tree, {}
     classes = AnswerClasses(answers.of, answers.same).of(tree)
     for vote in map(vote_name, specs):
-        chosen = hold_vote(tree, vote, classes).chosen
+        node = hold_vote(tree, vote, classes).chosen
         right[vote] = (
-            chosen is not None and question.task.check(question.text, tree.text(chosen)).correct
+            node is not None and question.task.check(question.text, tree.text(node)).correct
         )
     return right
 

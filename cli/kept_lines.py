@@ -9,38 +9,38 @@ from typing import Any, Generic, TypeVar
 
 from pydantic import TypeAdapter
 
-Made = TypeVar("Made")
+Value = TypeVar("Value")
 
 
-class KeptLines(Generic[Made]):
+class KeptLines(Generic[Value]):
     """What is in a file (nothing if ``path`` is None) that ``made_by`` has made, by what of.
 
     Whatever else stands there is left. A line that a run had no time to end does not count.
     """
 
-    def __init__(self, path: Path | None, made_by: str, kind: TypeAdapter[Made]) -> None:
+    def __init__(self, path: Path | None, maker: str, kind: TypeAdapter[Value]) -> None:
         """Raises ValueError naming the line for a file that holds something else."""
         self._path = path
-        self._made_by = made_by
+        self._maker = maker
         self._kind = kind
-        self._made: dict[str, Made] = {}
+        self._values: dict[str, Value] = {}
         text = path.read_text(encoding="utf-8") if path is not None and path.is_file() else ""
         self._torn = bool(text) and not text.endswith("\n")
         for row in _rows(path, text):
-            if row["made_by"] == made_by:
-                self._made[row["of"]] = kind.validate_python(row["result"])
+            if row["made_by"] == maker:
+                self._values[row["of"]] = kind.validate_python(row["result"])
 
-    def get(self, of: str) -> Made | None:
+    def get(self, of: str) -> Value | None:
         """What was made of it, if that is known."""
-        return self._made.get(of)
+        return self._values.get(of)
 
-    def put(self, of: str, made: Made) -> None:
+    def put(self, of: str, value: Value) -> None:
         """Add a line, at once."""
-        self._made[of] = made
+        self._values[of] = value
         if self._path is None:
             return
-        result = self._kind.dump_python(made, mode="json")
-        line = json.dumps({"made_by": self._made_by, "of": of, "result": result})
+        document = self._kind.dump_python(value, mode="json")
+        line = json.dumps({"made_by": self._maker, "of": of, "result": document})
         with self._path.open("a", encoding="utf-8") as out:
             out.write("\n" * self._torn + line + "\n")
         self._torn = False

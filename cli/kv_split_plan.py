@@ -45,16 +45,16 @@ def make_plan(
             for folder in (settings.policy_model, settings.reward_model)
         )
         budget = settings.kv_tokens * policy.kv_bytes + settings.prm_kv_tokens * prm.kv_bytes
-        chosen = roofline(policy, prm, device, load, budget, keeps=True)
-        return _plan(policy, prm, device, load, budget, chosen)
+        best = roofline(policy, prm, device, load, budget, keeps=True)
+        return _plan(policy, prm, device, load, budget, best)
     device, memory = gpu.peaks(host), gpu.memory * GIGA
     first, second = _placed(settings, settings.policy_model, settings.reward_model)
     draft, beside = _draft(settings), 0.0
     if draft is not None:
         beside = weight_bytes(draft, NUMBER_BYTES)
         layers = ModelConfig.sizes_of(settings.policy_model).layers
-        own = first.costs.kv_bytes * (layers + draft.layers) // layers
-        first = replace(first, costs=replace(first.costs, kv_bytes=own))  # as SGLang counts it
+        kv_bytes = first.costs.kv_bytes * (layers + draft.layers) // layers
+        first = replace(first, costs=replace(first.costs, kv_bytes=kv_bytes))  # as SGLang counts it
     shared = share_gpu(first, second, device, memory, load, beside)
     plan = _plan(first.costs, second.costs, device, load, shared.budget, shared.split)
     plan["mem_fraction_static"] = dict(
@@ -83,7 +83,7 @@ def _plan(
     device: DevicePeaks,
     load: SplitLoad,
     budget: int,
-    chosen: KvSplit,
+    best: KvSplit,
 ) -> dict[str, Any]:
     """What is said of a split of ``budget`` bytes."""
     halves = even(policy, prm, device, load, budget)
@@ -91,19 +91,19 @@ def _plan(
         "load": asdict(load),
         "device": asdict(device),
         "budget_bytes": budget,
-        "roofline": _shown(chosen, policy, prm),
-        "even": _shown(halves, policy, prm),
-        "reasons": _reasons(chosen, halves, load, device, budget),
+        "roofline": _split_row(best, policy, prm),
+        "even": _split_row(halves, policy, prm),
+        "reasons": _reasons(best, halves, load, device, budget),
     }
     if device.host_bandwidth is not None:
         report["offload"] = _offload(policy, prm, device, device.host_bandwidth)
         apart = offloaded(policy, prm, device, load, budget, keeps=True)
         report["offload"]["apart_seconds"] = apart
-        report["reasons"] += _offload_reasons(report["offload"], chosen.seconds)
+        report["reasons"] += _offload_reasons(report["offload"], best.seconds)
     return report
 
 
-def _shown(split: KvSplit, policy: ModelCosts, prm: ModelCosts) -> dict[str, Any]:
+def _split_row(split: KvSplit, policy: ModelCosts, prm: ModelCosts) -> dict[str, Any]:
     return asdict(split) | {
         "seconds": split.seconds,
         "kv_tokens": split.generator_bytes // policy.kv_bytes,
@@ -118,11 +118,11 @@ def _offload(
     in which it is computed again by a large prefill; where the first is less, SGLang's flag."""
     times: dict[str, Any] = {}
     for name, model in {"policy": policy, "reward_model": prm}.items():
-        copied, computed = model.kv_bytes / bandwidth, model.token_flops / device.flops
+        copy_seconds, compute_seconds = model.kv_bytes / bandwidth, model.token_flops / device.flops
         times[name] = {
-            "copied_us": 1e6 * copied,
-            "computed_us": 1e6 * computed,
-            "args": "--enable-hierarchical-cache" if copied < computed else "",
+            "copied_us": 1e6 * copy_seconds,
+            "computed_us": 1e6 * compute_seconds,
+            "args": "--enable-hierarchical-cache" if copy_seconds < compute_seconds else "",
         }
     return times
 
@@ -130,10 +130,10 @@ def _offload(
 def _offload_reasons(offload: dict[str, Any], seconds: float) -> list[str]:
     reasons = []
     for name in ("policy", "reward_model"):
-        one = offload[name]
+        times = offload[name]
         reasons.append(
             f"A token that the {name.replace('_', ' ')} has dropped comes back from host memory in "
-            f"{one['copied_us']:.3g} us and is computed again in {one['computed_us']:.3g} us."
+            f"{times['copied_us']:.3g} us and is computed again in {times['computed_us']:.3g} us."
         )
     apart = offload["apart_seconds"]
     if apart is not None:
@@ -166,23 +166,23 @@ def draft_args(settings: Settings, sequences: int) -> str:
         "eagle-topk": max(widths),
         "num-draft-tokens": 1 + sum(accumulate(widths, mul)),
     }
-    named = " ".join(f"--speculative-{name} {value}" for name, value in flags.items())
-    return f"{named} --max-running-requests {sequences}"
+    draft_flags = " ".join(f"--speculative-{name} {value}" for name, value in flags.items())
+    return f"{draft_flags} --max-running-requests {sequences}"
 
 
 def _reasons(
-    chosen: KvSplit, halves: KvSplit, load: SplitLoad, device: DevicePeaks, budget: int
+    best: KvSplit, halves: KvSplit, load: SplitLoad, device: DevicePeaks, budget: int
 ) -> list[str]:
-    share = chosen.generator_bytes / budget
+    share = best.generator_bytes / budget
     return [
         f"Peaks: {device.flops / 1e9:.0f} GFLOP/s, {device.bandwidth / 1e9:.0f} GB/s.",
         f"Load: {load.sequences} sequences of {load.length} tokens, each to grow by {load.new}.",
-        f"The reward model has room for {chosen.verifier_batch} of them; its time goes into "
-        f"{_word(chosen.prefill_bound)}, so a larger batch would "
-        f"{'only spare it reading again' if chosen.prefill_bound == 'arithmetic' else 'help it'}.",
-        f"The policy decodes {chosen.generator_batch} at once; its time goes into "
-        f"{_word(chosen.decode_bound)}.",
-        f"So of {budget / 1e6:.0f} MB of KV the policy gets {share:.0%}: {chosen.seconds:.3g} s "
+        f"The reward model has room for {best.verifier_batch} of them; its time goes into "
+        f"{_word(best.prefill_bound)}, so a larger batch would "
+        f"{'only spare it reading again' if best.prefill_bound == 'arithmetic' else 'help it'}.",
+        f"The policy decodes {best.generator_batch} at once; its time goes into "
+        f"{_word(best.decode_bound)}.",
+        f"So of {budget / 1e6:.0f} MB of KV the policy gets {share:.0%}: {best.seconds:.3g} s "
         f"by the roofline, against {halves.seconds:.3g} s with half for each.",
     ]
 

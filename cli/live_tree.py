@@ -32,8 +32,8 @@ class Twig:
     tokens: int = 0
     reward: float | None = None
     state: str = "open"
-    kept: int | None = None
-    back: int = 0
+    held_tokens: int | None = None
+    back_round: int = 0
 
 
 class LiveTree:
@@ -42,8 +42,8 @@ class LiveTree:
     def __init__(self, console: Console, title: str) -> None:
         self._console = console
         self._twigs = {ROOT: Twig(-1, title)}
-        self._chosen: set[int] = set()
-        self._growing: set[int] = set()
+        self._chosen_path: set[int] = set()
+        self._growing_path: set[int] = set()
         self._round = 0
         self._kv: dict[str, Any] | None = None
         self._live = Live(
@@ -86,40 +86,40 @@ class LiveTree:
 
     def _drawing(self, room: int) -> RichTree:
         """The tree in at most ``room`` lines."""
-        shown = self._visible(room)
+        visible = self._visible(room)
         trunk = RichTree(self._label(ROOT), guide_style=FADED)
         branches = {ROOT: trunk}
-        for node in sorted(shown - {ROOT}):
+        for node in sorted(visible - {ROOT}):
             branches[node] = branches[self._twigs[node].parent].add(self._label(node))
-        hidden = len(self._twigs) - len(shown)
+        hidden = len(self._twigs) - len(visible)
         if hidden:
             trunk.add(Text(f"… {hidden} more steps", style=FADED))
         return trunk
 
     def _visible(self, room: int) -> set[int]:
         """The nodes to draw, ancestors included, at most ``room``."""
-        shown = {ROOT}
+        visible = {ROOT}
         for node in sorted(self._twigs, key=self._rank):
             path = set()
-            while node not in shown:
+            while node not in visible:
                 path.add(node)
                 node = self._twigs[node].parent
-            if len(shown) + len(path) <= room:
-                shown |= path
-        return shown
+            if len(visible) + len(path) <= room:
+                visible |= path
+        return visible
 
     def _rank(self, node: int) -> tuple[bool, bool, float, int]:
         twig = self._twigs[node]
         faded = twig.state == "pruned"
-        return node not in self._chosen, faded, -(twig.reward or 0.0), node
+        return node not in self._chosen_path, faded, -(twig.reward or 0.0), node
 
     def _standing(self) -> Text:
         """One line: the round, what has grown, and the KV held."""
         states = [twig.state for twig in self._twigs.values()]
         line = f"round {self._round}: {len(states) - 1} steps, {states.count('finished')} finished"
         if self._kv is not None:
-            active, other = self._kv["active_tokens"], self._kv["inactive_tokens"]
-            line += f"; KV {active + other} tokens, {active} of them active"
+            active, inactive = self._kv["active_tokens"], self._kv["inactive_tokens"]
+            line += f"; KV {active + inactive} tokens, {active} of them active"
         return Text(line, style=FADED)
 
     def _grow(self, event: dict[str, Any]) -> None:
@@ -127,7 +127,7 @@ class LiveTree:
         number = event.get("round", self._round)
         if number != self._round:
             self._round = number
-            self._growing.clear()
+            self._growing_path.clear()
         match event["event"]:
             case "selected":
                 self._activate(node)
@@ -140,20 +140,20 @@ class LiveTree:
                 self._twigs[node].state = event["event"]
             case "evicted" | "rehydrated":
                 dead = event.get("reason") == "dead"  # released, and of no interest any more
-                self._twigs[node].kept = None if dead else event["kept"]
-                self._twigs[node].back = event["round"] * (event["event"] == "rehydrated")
+                self._twigs[node].held_tokens = None if dead else event["kept"]
+                self._twigs[node].back_round = event["round"] * (event["event"] == "rehydrated")
             case "kv":
                 self._kv = event
             case "answer" | "answered":
-                self._growing.clear()
+                self._growing_path.clear()
                 while node:
-                    self._chosen.add(node)
+                    self._chosen_path.add(node)
                     node = self._twigs[node].parent
 
     def _activate(self, node: int) -> None:
         """A node is about to grow; the path to it is active."""
         while node:
-            self._growing.add(node)
+            self._growing_path.add(node)
             node = self._twigs[node].parent
 
     def _label(self, node: int) -> Text:
@@ -163,26 +163,26 @@ class LiveTree:
         label = Text(no_wrap=True, overflow="ellipsis")
         if twig.reward is not None:
             label.append(f"{twig.reward:.2f} ", style=_colour(twig))
-        bold = node in self._chosen or node in self._growing
+        bold = node in self._chosen_path or node in self._growing_path
         style = "bold" if bold else FADED if twig.state == "pruned" else ""
         label.append("× " if twig.state == "pruned" else "", style=FADED)
         label.append(twig.text, style=style)
         label.append(self._kv_of(twig), style="magenta" if self._just_back(twig) else FADED)
         if twig.state == "finished":
-            label.append(" ●", style="bold green" if node in self._chosen else FADED)
+            label.append(" ●", style="bold green" if node in self._chosen_path else FADED)
         return label
 
     def _kv_of(self, twig: Twig) -> str:
         """What became of a living step's KV, if anything did."""
-        if twig.kept is None or twig.state != "open":
+        if twig.held_tokens is None or twig.state != "open":
             return ""
         if self._just_back(twig):
             return " ↻"
-        return "" if twig.kept == twig.tokens else f" {twig.kept}/{twig.tokens} KV"
+        return "" if twig.held_tokens == twig.tokens else f" {twig.held_tokens}/{twig.tokens} KV"
 
     def _just_back(self, twig: Twig) -> bool:
         """In the newest round that is whole; the next one may have begun."""
-        return 0 < self._round - 1 <= twig.back
+        return 0 < self._round - 1 <= twig.back_round
 
     def _line(self, event: dict[str, Any]) -> str | None:
         node: int = event.get("node") or ROOT

@@ -52,8 +52,8 @@ app = typer.Typer(
 app.add_typer(config, name="config")
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(requested: bool) -> None:
+    if requested:
         from server.service import own_version
 
         print(own_version())
@@ -82,8 +82,8 @@ def serve(context: typer.Context, checkpoint: Model = None, *, trees: Trees = No
     settings = models_ready(settings, say)
     with refused(SettingsError):
         further = further_models(settings)
-    for own in further:
-        models_ready(own, say)
+    for model_settings in further:
+        models_ready(model_settings, say)
     with tree_log_at(trees) as log:
         run_to_end(run(settings, log))
 
@@ -152,10 +152,10 @@ def evaluate(
     specs, seeds = specs_of(policy, width, seed, fields)
     graded, questions = task_of(task, split, limit, seeds[0])
     settings = models_ready(settings_of(context.obj), tell)
-    same, rule = share == "on", settings.answers
-    wanted = Evaluation(graded, questions, seeds, specs, at_once=at_once, share=same, answers=rule)
+    sharing, rule = share == "on", settings.answers
+    plan = Evaluation(graded, questions, seeds, specs, at_once=at_once, share=sharing, answers=rule)
     with tree_log_at(trees) as log:
-        rows = run_to_end(run_evaluation(wanted, settings, log, as_json, engines))
+        rows = run_to_end(run_evaluation(plan, settings, log, as_json, engines))
     if plot is not None:
         from cli.accuracy_plot import plot as draw
 
@@ -213,8 +213,8 @@ def tune(
     grid = Grid(
         specs, questions, seeds, at_once=at_once, share=share == "on", answers=settings.answers
     )
-    kept_in = keep or out.with_suffix(".jsonl")
-    request = TuningRequest(grid, budget, name, out, kept_in, engines, policy is not None)
+    rows_file = keep or out.with_suffix(".jsonl")
+    request = TuningRequest(grid, budget, name, out, rows_file, engines, policy is not None)
     report = run_to_end(run_tuning(request, settings, as_json))
     if plot is not None:
         from cli.tuning_plot import plot as draw
@@ -324,8 +324,8 @@ def plan(
     with refused((ValueError, OSError)):
         device = None if gpu is None else Gpu("", *gpu)
         load = {"sequences": sequences, "length": length, "new": new, "own": own}
-        named = {name: value for name, value in load.items() if value is not None}
-        report = make_plan(settings, replace(SplitLoad(*settings.kv_load), **named), device, host)
+        changes = {name: value for name, value in load.items() if value is not None}
+        report = make_plan(settings, replace(SplitLoad(*settings.kv_load), **changes), device, host)
     if as_json:
         print(json.dumps(report))
         return

@@ -59,10 +59,10 @@ def settings_to_check(
     For a ``gpu`` they are those of launched SGLang servers, unless something else is asked for.
     Raises SettingsError for what is wrong wherever the models run.
     """
-    named: dict[str, Any] = {} if model is None else {"policy_model": model}
-    values: dict[str, Any] = {**options, **named}
-    launched: dict[str, Any] = {} if "policy_urls" in values else {"launch": True}
-    elsewhere: dict[str, Any] = {"engine": "sglang", **launched, **values}
+    model_option: dict[str, Any] = {} if model is None else {"policy_model": model}
+    values: dict[str, Any] = {**options, **model_option}
+    launch_option: dict[str, Any] = {} if "policy_urls" in values else {"launch": True}
+    elsewhere: dict[str, Any] = {"engine": "sglang", **launch_option, **values}
     if "engine" in values:
         return with_models(load_settings(**values), weights=False), ""
     there = with_models(load_settings(**elsewhere), weights=False)
@@ -89,15 +89,17 @@ def check_models(settings: Settings, gpu: Gpu | None = None, here: str = "") -> 
         "sglang": [*broken, *_sglang_refusals(settings, form)],
     }
     number = FLOAT if settings.engine == "embedded" else HALF
-    own = bundled(settings.policy_model)
+    bundle = bundled(settings.policy_model)
     name = _bundled_policy(settings)
-    known = name is not None or public_policy(settings.policy_model) is not None
-    models = {"policy": _described(settings.policy_model, number, known), "reward_model": None}
+    is_known = name is not None or public_policy(settings.policy_model) is not None
+    models = {"policy": _model_row(settings.policy_model, number, is_known), "reward_model": None}
     if prm is not None:
-        known = (own is not None and prm == own.reward) or public_reward_model(prm) is not None
-        models["reward_model"] = _described(prm, number, known)
+        is_known = (bundle is not None and prm == bundle.reward) or (
+            public_reward_model(prm) is not None
+        )
+        models["reward_model"] = _model_row(prm, number, is_known)
     memory, misfit = _memory(settings, device, form)
-    refused = [*([here] if here and gpu is None else []), *refusals[settings.engine], *misfit]
+    reasons = [*([here] if here and gpu is None else []), *refusals[settings.engine], *misfit]
     return {
         **models,
         "profile": settings.profile,
@@ -106,10 +108,10 @@ def check_models(settings: Settings, gpu: Gpu | None = None, here: str = "") -> 
         "engine": settings.engine_way,
         "engines": refusals,
         "memory": memory,
-        "refused": refused,
+        "refused": reasons,
         "notes": list(_notes(settings, form)),
-        "command": "" if refused else _command(settings, memory),
-        "server_commands": [] if refused else _server_commands(settings, memory),
+        "command": "" if reasons else _command(settings, memory),
+        "server_commands": [] if reasons else _server_commands(settings, memory),
     }
 
 
@@ -121,16 +123,16 @@ def _name(folder: Path) -> str:
 def _bundled_policy(settings: Settings) -> str | None:
     """The bundled model's name that the policy has; made ones are in folders named after them."""
     folder, name = settings.policy_model, settings.model
-    made = name in BUNDLED_MODELS and folder.name.startswith(f"{name}-")
-    return bundled_name(folder) or (name if made else None)
+    is_copy = name in BUNDLED_MODELS and folder.name.startswith(f"{name}-")
+    return bundled_name(folder) or (name if is_copy else None)
 
 
-def _described(folder: Path, number_bytes: int, known: bool) -> dict[str, Any]:
+def _model_row(folder: Path, number_bytes: int, is_known: bool) -> dict[str, Any]:
     checkpoint = Checkpoint.of(folder)
     model = {
         "checkpoint": _name(folder),
         "class": checkpoint.architecture,
-        "known": known,
+        "known": is_known,
         "context": Text(folder).context,
         "weights_here": is_whole(folder),
     }
@@ -174,15 +176,15 @@ def _folder_refusals(settings: Settings, form: RewardFormat) -> Iterator[str]:
 
 def _embedded_refusals(settings: Settings, form: RewardFormat) -> Iterator[str]:
     """Why the embedded engine would not run the models."""
-    needed = 0
+    size = 0
     for folder in filter(None, (settings.policy_model, settings.reward_model)):
         try:
-            needed += weight_bytes(ModelConfig.from_checkpoint(folder), FLOAT)
+            size += weight_bytes(ModelConfig.from_checkpoint(folder), FLOAT)
         except UnsupportedModel as error:
             yield f"{_name(folder)}: {error}"
     free = machine.free_memory()
-    if free is not None and needed > free:
-        yield f"{needed / GIGA:.1f} GB of weights in float32, {free / GIGA:.1f} GB are free here"
+    if free is not None and size > free:
+        yield f"{size / GIGA:.1f} GB of weights in float32, {free / GIGA:.1f} GB are free here"
     prm = settings.reward_model
     if prm is not None and (not form.reads_hidden or is_whole(prm)):
         try:
@@ -203,17 +205,17 @@ def _sglang_refusals(settings: Settings, form: RewardFormat) -> Iterator[str]:
             outputs = checkpoint.head_outputs()
             expected = ExpectedServer("reward", text, form)
             yield from expected.head_faults(outputs, checkpoint.architecture)
-        _launched(settings)
+        _launch_options(settings)
     except (ValueError, EngineError, OSError) as error:
         yield str(error)
 
 
-def _launched(settings: Settings) -> list[LaunchOptions]:
+def _launch_options(settings: Settings) -> list[LaunchOptions]:
     """The servers' options wherever SGLang is, whatever GPU is here; their memory is told apart.
     Raises ValueError for those that are refused."""
-    there = {"launch_python": Path(sys.executable), "launch_device": "cuda"}
+    overrides = {"launch_python": Path(sys.executable), "launch_device": "cuda"}
     shares = {"launch_memory": settings.launch_memory or DEFAULT_SHARES}
-    return server_options(settings.model_copy(update=there | shares))
+    return server_options(settings.model_copy(update=overrides | shares))
 
 
 def _memory(
@@ -281,8 +283,10 @@ def _command(settings: Settings, memory: dict[str, Any]) -> str:
     """The line that serves the models."""
     policy = _bundled_policy(settings) or _name(settings.policy_model)
     line = ["hedgerow", "serve", policy]
-    own = bundled(settings.policy_model)
-    if settings.reward_model is not None and not (own and settings.reward_model == own.reward):
+    bundle = bundled(settings.policy_model)
+    if settings.reward_model is not None and not (
+        bundle and settings.reward_model == bundle.reward
+    ):
         line += ["--reward-model", _name(settings.reward_model)]
         line += ["--reward-format", settings.reward_format]
     if settings.engine == "embedded":
@@ -298,11 +302,11 @@ def _server_commands(settings: Settings, memory: dict[str, Any]) -> list[str]:
     if settings.engine == "embedded":
         return []
     lines, shares = [], memory.get("shares", {})
-    for port, kind, server in zip((30000, 30001), MODELS, _launched(settings), strict=False):
+    for port, kind, server in zip((30000, 30001), MODELS, _launch_options(settings), strict=False):
         needs = [f"{k}={v}" for k, v in server.own_environment().items() if k != "HF_HUB_OFFLINE"]
         share = shares.get(kind, server.memory)
-        named = replace(server, model=_name(Path(server.model)), memory=share)
-        lines.append(shlex.join(["env", *needs, "python", *named.command(port)[1:]]))
+        options = replace(server, model=_name(Path(server.model)), memory=share)
+        lines.append(shlex.join(["env", *needs, "python", *options.command(port)[1:]]))
     return lines
 
 
@@ -326,19 +330,19 @@ def show(report: dict[str, Any], console: Console) -> None:
         for line in report[kind]:
             console.print(f"{kind.removesuffix('s')}: {line}", soft_wrap=True, markup=False)
     lines = {"serve": [report["command"]], "or servers of one's own": report["server_commands"]}
-    for what, typed in lines.items():
-        for line in filter(None, typed):
-            console.print(f"{what}: {line}", soft_wrap=True, markup=False, highlight=False)
+    for label, commands in lines.items():
+        for line in filter(None, commands):
+            console.print(f"{label}: {line}", soft_wrap=True, markup=False, highlight=False)
 
 
 def _model_line(model: dict[str, Any]) -> str:
-    known = "" if model["known"] else ", not in docs/models.md"
-    summary = f"{model['checkpoint']}: {model['class']}{known}, context {model['context']}"
+    note = "" if model["known"] else ", not in docs/models.md"
+    summary = f"{model['checkpoint']}: {model['class']}{note}, context {model['context']}"
     if model["weight_bytes"] is None:
         return f"{summary}; memory is not known: {model['unknown']}"
     weights = f"{model['weight_bytes'] / GIGA:.2f} GB of weights"
-    there = "" if model["weights_here"] else " (not downloaded)"
-    return f"{summary}; {weights}{there}, {model['kv_bytes'] / 1e3:.1f} kB of KV a token"
+    download_note = "" if model["weights_here"] else " (not downloaded)"
+    return f"{summary}; {weights}{download_note}, {model['kv_bytes'] / 1e3:.1f} kB of KV a token"
 
 
 def _memory_line(memory: dict[str, Any]) -> str:

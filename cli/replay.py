@@ -76,14 +76,14 @@ def first_difference(recorded: Tree, replayed: Tree) -> str:
         for name in ("parent", "tokens", "finish", "reward", "state"):
             before, after = getattr(old, name), getattr(new, name)
             if before != after:
-                return f"node {old.id}, {name}: {_shown(old, name)} before, {_shown(new, name)} now"
+                return f"node {old.id}, {name}: {_text(old, name)} before, {_text(new, name)} now"
     if len(recorded) != len(replayed):
         node = min(len(recorded), len(replayed))
         return f"node {node}: one tree has {len(recorded)} nodes, the other {len(replayed)}"
     return "the nodes are the same; the answers differ"
 
 
-def _shown(node: Node, name: str) -> str:
+def _text(node: Node, name: str) -> str:
     return repr(node.text) if name == "tokens" else repr(getattr(node, name))
 
 

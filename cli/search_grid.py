@@ -58,21 +58,21 @@ def possible(
     specs: Sequence[SearchSpec], settings: Settings, able: Capabilities
 ) -> tuple[list[SearchSpec], dict[str, str]]:
     """The searches that the models can do; of the others, by policy and vote, why they cannot."""
-    left, refused = [], {}
+    able_specs, refusals = [], {}
     for spec in specs:
         why = _refusal(spec, settings, able)
         if why is None:
-            left.append(spec)
+            able_specs.append(spec)
         else:
-            refused[f"{spec.policy} with vote {vote_name(spec)}"] = why
-    return left, refused
+            refusals[f"{spec.policy} with vote {vote_name(spec)}"] = why
+    return able_specs, refusals
 
 
 def _refusal(spec: SearchSpec, settings: Settings, able: Capabilities) -> str | None:
     if needs_rewards(spec) and not judged(settings, able):
         return "it needs rewards, and there is neither a reward model nor a verifier"
-    if able.outcome and (refused := outcome_refusal(spec)) is not None:
-        return refused[1]
+    if able.outcome and (refusal := outcome_refusal(spec)) is not None:
+        return refusal[1]
     policy = POLICIES[spec.policy](spec)
     if isinstance(policy, EmbeddingPolicy):
         try:

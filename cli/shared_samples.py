@@ -36,16 +36,16 @@ class StandaloneCost:
     tag_tokens: int = 1
     counters: Counters = field(default_factory=Counters)
     forked: set[tuple[int, ...]] = field(default_factory=set)
-    read: set[tuple[tuple[int, ...], ...]] = field(default_factory=set)
+    read_paths: set[tuple[tuple[int, ...], ...]] = field(default_factory=set)
     embedded: set[tuple[int, ...]] = field(default_factory=set)
 
     def note_steps(self, branches: Sequence[Branch], steps: Sequence[Step]) -> None:
         """Count a round's steps: the last token of each only when a child is drawn below it."""
         self.counters.model_calls += max((len(step.tokens) for step in steps), default=0)
         for branch, step in zip(branches, steps, strict=True):
-            start, drawn = len(branch.tokens), len(step.tokens)
-            self.counters.decoded_tokens += drawn
-            self.counters.flops += self.flops_of(drawn - 1, sum_of_contexts(start, drawn - 1))
+            start, length = len(branch.tokens), len(step.tokens)
+            self.counters.decoded_tokens += length
+            self.counters.flops += self.flops_of(length - 1, sum_of_contexts(start, length - 1))
             if branch.tokens in self.forked:
                 continue
             if not self.forked:
@@ -76,8 +76,8 @@ class StandaloneCost:
         )
 
     def _read(self, path: tuple[tuple[int, ...], ...], start: int, tokens: int) -> None:
-        if path not in self.read:
-            self.read.add(path)
+        if path not in self.read_paths:
+            self.read_paths.add(path)
             self.counters.prm_tokens += tokens
             self.counters.flops += self.prm_flops_of(
                 tokens, sum_of_contexts(start, tokens), min(len(path), 1)
@@ -110,7 +110,7 @@ class SharedSamples(EngineWrapper):
             self._steps,
             branches,
             lambda branch: (branch.tokens, branch.seed, branch.limit, sampling),
-            lambda wanted: self._engine.expand(tree, wanted, sampling),
+            lambda missing: self._engine.expand(tree, missing, sampling),
         )
         self._cost(tree).note_steps(branches, steps)
         return steps
@@ -127,7 +127,7 @@ class SharedSamples(EngineWrapper):
             self._rewards,
             trajectories,
             lambda trajectory: (prompt, question, trajectory.steps),
-            lambda wanted: self._engine.score(tree, prompt, question, wanted),
+            lambda missing: self._engine.score(tree, prompt, question, missing),
         )
         self._cost(tree).scored(prompt, trajectories)
         return rewards
@@ -140,7 +140,7 @@ class SharedSamples(EngineWrapper):
             self._vectors,
             trajectories,
             lambda trajectory: (trajectory.steps[-1], trajectory.texts[-1]),
-            lambda wanted: self._engine.embed(tree, prompt, wanted),
+            lambda missing: self._engine.embed(tree, prompt, missing),
         )
         self._cost(tree).compared(trajectories)
         return vectors
@@ -163,8 +163,8 @@ class SharedSamples(EngineWrapper):
 
 
 async def _once(
-    known: dict[Hashable, asyncio.Future[V]],
-    wanted: Sequence[T],
+    cache: dict[Hashable, asyncio.Future[V]],
+    items: Sequence[T],
     key: Callable[[T], Hashable],
     ask: Callable[[list[T]], Awaitable[list[V]]],
 ) -> list[V]:
@@ -172,20 +172,20 @@ async def _once(
 
     If the asking fails, so does everybody who waits for it, and nothing is remembered.
     """
-    keys = [key(item) for item in wanted]
-    mine = {k: item for k, item in zip(keys, wanted, strict=True) if k not in known}
+    keys = [key(item) for item in items]
+    missing = {k: item for k, item in zip(keys, items, strict=True) if k not in cache}
     loop = asyncio.get_running_loop()
-    futures = {k: loop.create_future() for k in mine}
-    known |= futures
+    futures = {k: loop.create_future() for k in missing}
+    cache |= futures
     try:
-        values = await ask(list(mine.values())) if mine else []
+        values = await ask(list(missing.values())) if missing else []
     except BaseException as error:
         for k, future in futures.items():
-            del known[k]
+            del cache[k]
             cause = error if isinstance(error, EngineError) else EngineError("its search ended")
             future.set_exception(cause)
             future.exception()  # read here: perhaps nobody waits for it
         raise
     for future, value in zip(futures.values(), values, strict=True):
         future.set_result(value)
-    return [await known[k] for k in keys]
+    return [await cache[k] for k in keys]

@@ -119,9 +119,9 @@ async def search_client(
     from server.assemble import running
     from server.service import create_service
 
-    async with AsyncExitStack() as started:
+    async with AsyncExitStack() as stack:
         with console.status("loading the models"):
-            model = await started.enter_async_context(running(settings))
+            model = await stack.enter_async_context(running(settings))
         yield local(create_service(settings, model.engine, model.text, trees))
 
 

@@ -54,28 +54,28 @@ def tree_key(spec: SearchSpec) -> str:
 
     But where nothing is scored at all, or the vote may stop the search (``consensus``).
     """
-    scored = max(POLICIES[spec.policy](spec).scores, VOTE_SCORES[vote_name(spec)])
-    own = scored is Scores.NONE or spec.consensus is not None
-    distinct = spec.model_copy(update={"vote": vote_name(spec) if own else None})
+    scores = max(POLICIES[spec.policy](spec).scores, VOTE_SCORES[vote_name(spec)])
+    vote_matters = scores is Scores.NONE or spec.consensus is not None
+    distinct = spec.model_copy(update={"vote": vote_name(spec) if vote_matters else None})
     return distinct.model_dump_json(exclude_none=True)
 
 
 def first_questions(budget: float, cost: float, most: int) -> int:
     """On how many questions the whole grid is tried, of which one costs ``cost`` tokens: for at
     most half of the budget. Raises ValueError where that is too few to conclude anything."""
-    few = min(LEAST_QUESTIONS, most)
-    if budget < 2 * few * cost:
+    fewest = min(LEAST_QUESTIONS, most)
+    if budget < 2 * fewest * cost:
         raise ValueError(
             f"a question costs {cost:,.0f} tokens over the whole grid: at least "
-            f"{2 * few * cost:,.0f} are needed, or fewer policies, widths or temperatures"
+            f"{2 * fewest * cost:,.0f} are needed, or fewer policies, widths or temperatures"
         )
     return min(FIRST_QUESTIONS, int(budget / 2 / cost), most)
 
 
-def next_questions(questions: int, left: float, cost: float, most: int) -> int:
+def next_questions(questions: int, remaining: float, cost: float, most: int) -> int:
     """On how many questions in all the next rung is tried: ``GROWTH`` times as many, or what
     ``left`` tokens allow where a question costs ``cost``; the same number ends the run."""
-    return min(GROWTH * questions, questions + int(max(left, 0) / cost), most)
+    return min(GROWTH * questions, questions + int(max(remaining, 0) / cost), most)
 
 
 def paired(cell: Cell, other: Cell) -> tuple[float, float]:
@@ -131,16 +131,16 @@ def going_on(cells: Sequence[Cell], affordable: float = 0.0) -> list[Cell]:
         standing = (shortfall(cell, cells), cell.tokens, place)
         key = tree_key(cell.spec)
         rank[key] = min(rank.get(key, standing), standing)
-    kept = {tree_key(cell.spec) for cell in front(cells)}
-    others = sorted(rank.keys() - kept, key=rank.__getitem__)
-    half = (len({tree_key(cell.spec) for cell in cells}) - len(kept)) // 2
-    spent = sum(rank[key][1] for key in kept)
+    kept_trees = {tree_key(cell.spec) for cell in front(cells)}
+    others = sorted(rank.keys() - kept_trees, key=rank.__getitem__)
+    half = (len({tree_key(cell.spec) for cell in cells}) - len(kept_trees)) // 2
+    cost = sum(rank[key][1] for key in kept_trees)
     for place, key in enumerate(others):
-        spent += rank[key][1]
-        if place >= half and spent > affordable:
+        cost += rank[key][1]
+        if place >= half and cost > affordable:
             break
-        kept.add(key)
-    return [cell for cell in able if tree_key(cell.spec) in kept]
+        kept_trees.add(key)
+    return [cell for cell in able if tree_key(cell.spec) in kept_trees]
 
 
 def most_accurate(cells: Sequence[Cell], tokens: float = math.inf) -> Cell:
@@ -158,7 +158,7 @@ def worth_it(cells: Sequence[Cell]) -> Cell:
     Of several most accurate ones that cost the same, any."""
     most = most_accurate(cells)
     best = [c for c in cells if (c.accuracy, c.tokens) == (most.accuracy, most.tokens)]
-    within = [c for c in front(cells) if any(_within_error(one, c) for one in best)]
+    within = [c for c in front(cells) if any(_within_error(leader, c) for leader in best)]
     return min(within, key=lambda cell: (cell.tokens, -cell.accuracy))
 
 

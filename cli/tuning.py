@@ -82,13 +82,13 @@ async def tune(
     rungs: list[Rung] = []
     while True:
         cells = await search.cells(specs, questions)
-        left = budget - tokens_of([*rungs, Rung(questions, cells, cells)]) * seeds
-        to_come = (most - questions) * seeds
-        kept = going_on(cells, left / to_come if to_come else math.inf)
-        rungs.append(Rung(questions, cells, kept))
+        remaining = budget - tokens_of([*rungs, Rung(questions, cells, cells)]) * seeds
+        future_searches = (most - questions) * seeds
+        survivors = going_on(cells, remaining / future_searches if future_searches else math.inf)
+        rungs.append(Rung(questions, cells, survivors))
         on_rung(rungs[-1])
-        specs = [cell.spec for cell in kept]
-        more = next_questions(questions, left, _cost(kept) * seeds, most)
+        specs = [cell.spec for cell in survivors]
+        more = next_questions(questions, remaining, _cost(survivors) * seeds, most)
         if more == questions or rungs[-1].kept_trees == 1:
             break
         questions = more
@@ -147,7 +147,7 @@ def rows_of(tuned: Tuned, specs: Sequence[SearchSpec], seeds: int) -> list[dict[
                 "behind_best_ci95": list(gain95(best, cell)) if last and cell is not best else None,
                 "last_rung": last,
                 "front": last and cell in on_front,
-                "chosen": [name for name, own in tuned.choices.items() if own is cell],
+                "chosen": [name for name, choice in tuned.choices.items() if choice is cell],
             }
         )
     return rows

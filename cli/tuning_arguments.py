@@ -22,18 +22,18 @@ def grid_of(
     fields: list[str] | None,
 ) -> tuple[list[SearchSpec], list[int]]:
     """The searches to try, and the seeds."""
-    named = USUAL_POLICIES if policies is None else parts(policies)
-    rules = USUAL_VOTES if votes is None else parts(votes)
-    if AUTO_POLICY in named:
+    policy_list = USUAL_POLICIES if policies is None else parts(policies)
+    vote_list = USUAL_VOTES if votes is None else parts(votes)
+    if AUTO_POLICY in policy_list:
         fail(f"--policy {AUTO_POLICY}: this is what is to be found; name others", WRONG_USE)
-    for rule in rules:
+    for rule in vote_list:
         if rule not in get_args(VoteName):
             fail(f"--vote {rule}: known are {', '.join(get_args(VoteName))}", WRONG_USE)
-    warmths = [_temperature(part) for part in parts(temperatures)]
-    wide, drawn = numbers("width", widths), numbers("seed", seeds)
-    if not (named and rules and warmths and wide and drawn):
-        needed = "--policy, --width, --vote, --temperature, --seed: each needs at least one value"
-        fail(needed, WRONG_USE)
+    temperature_list = [_temperature(part) for part in parts(temperatures)]
+    width_list, seed_list = numbers("width", widths), numbers("seed", seeds)
+    if not (policy_list and vote_list and temperature_list and width_list and seed_list):
+        message = "--policy, --width, --vote, --temperature, --seed: each needs at least one value"
+        fail(message, WRONG_USE)
 
     for text in fields or ():
         if text.partition("=")[0] in ("vote", "temperature"):
@@ -42,7 +42,7 @@ def grid_of(
     def make(policy: str, width: int, vote: str, temperature: float) -> SearchSpec:
         return spec_of(policy, width, None, fields, vote=vote, temperature=temperature)
 
-    return crossed(named, wide, rules, warmths, make), drawn
+    return crossed(policy_list, width_list, vote_list, temperature_list, make), seed_list
 
 
 def questions_of(
@@ -53,15 +53,15 @@ def questions_of(
         fail("exactly one of --data and --task is needed", WRONG_USE)
     if data is not None:
         with refused(DatasetError, "--data "):
-            own = read_dataset(data)
-        return [GridQuestion(own, text) for text in own.questions(limit)], data.name
+            dataset = read_dataset(data)
+        return [GridQuestion(dataset, text) for text in dataset.questions(limit)], data.name
     names = parts(tasks or "")
     if not names:
         fail("--task: at least one is needed", WRONG_USE)
-    each = -(-limit // len(names))
+    share = -(-limit // len(names))
     by_task = [
         [GridQuestion(graded, text) for text in texts]
-        for graded, texts in (task_of(name, split, each, seed) for name in names)
+        for graded, texts in (task_of(name, split, share, seed) for name in names)
     ]
     in_turn = chain.from_iterable(zip_longest(*by_task))
     return [q for q in in_turn if q is not None][:limit], f"{', '.join(names)} ({split})"

@@ -50,15 +50,15 @@ def plot(report: Mapping[str, Any], path: Path) -> None:
         figure.savefig(path, dpi=DOTS, metadata=UNDATED.get(path.suffix))
 
 
-def _points(axes: Axes, mine: Sequence[dict[str, Any]], policy: str, look: tuple[Any, ...]) -> None:
+def _points(axes: Axes, rows: Sequence[dict[str, Any]], policy: str, look: tuple[Any, ...]) -> None:
     """One policy's searches."""
     colour, marker, _ = look
-    last = [row for row in mine if row["last_rung"]]
-    dropped = [row for row in mine if not row["last_rung"]]
-    axes.scatter(*_places(dropped), color=colour, marker=marker, s=12, alpha=FAINT, linewidths=0)
-    ends = [[abs(row["accuracy"] - row["accuracy_ci95"][i]) for row in last] for i in (0, 1)]
+    last_rows = [row for row in rows if row["last_rung"]]
+    early_rows = [row for row in rows if not row["last_rung"]]
+    axes.scatter(*_places(early_rows), color=colour, marker=marker, s=12, alpha=FAINT, linewidths=0)
+    ends = [[abs(row["accuracy"] - row["accuracy_ci95"][i]) for row in last_rows] for i in (0, 1)]
     axes.errorbar(
-        *_places(last),
+        *_places(last_rows),
         yerr=ends,
         color=colour,
         marker=marker,

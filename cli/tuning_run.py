@@ -25,14 +25,14 @@ from server.settings import Settings, SettingsError
 from server.tuned import tuned_toml
 
 COLUMNS = ("search", "accuracy (95 %)", "behind the best", "tokens", "seconds", "for")
-NAMED = ("policy", "width", "vote", "temperature")
+NAME_FIELDS = ("policy", "width", "vote", "temperature")
 
 
 @dataclass(frozen=True, slots=True)
 class TuningRequest:
     """What is tuned: ``grid``, for ``budget`` tokens.
 
-    ``data``: what the questions are called in the file ``out``; ``kept_in``: where rows are kept;
+    ``data``: what the questions are called in the file ``out``; ``rows_file``: where rows are kept;
     ``engines``: how many, 0 for what suits the models. ``named``: the policies were asked for by
     name, so that what cannot be tried is an error.
     """
@@ -41,9 +41,9 @@ class TuningRequest:
     budget: int
     data: str
     out: Path
-    kept_in: Path
+    rows_file: Path
     engines: int = 0
-    named: bool = False
+    by_name: bool = False
 
 
 async def run_tuning(request: TuningRequest, settings: Settings, as_json: bool) -> dict[str, Any]:
@@ -51,12 +51,12 @@ async def run_tuning(request: TuningRequest, settings: Settings, as_json: bool) 
 
     Raises SettingsError for what the models cannot do and for a budget that is too small.
     """
-    console, began = Console(stderr=True), time.monotonic()
-    async with AsyncExitStack() as started:
-        each = [running(own) for own in side_by_side(settings, request.engines)]
-        parts = [await started.enter_async_context(one) for one in each]
-        grid = _grid(request, settings, parts[0].engine.capabilities, console)
-        tuned = await _tuned(request, grid, parts, console)
+    console, start = Console(stderr=True), time.monotonic()
+    async with AsyncExitStack() as stack:
+        contexts = [running(s) for s in side_by_side(settings, request.engines)]
+        models = [await stack.enter_async_context(context) for context in contexts]
+        grid = _grid(request, settings, models[0].engine.capabilities, console)
+        tuned = await _tune(request, grid, models, console)
     today = datetime.datetime.now().astimezone().date()
     file = tuned_file(tuned, settings, request.data, today)
     request.out.write_text(tuned_toml(file), encoding="utf-8")
@@ -65,22 +65,22 @@ async def run_tuning(request: TuningRequest, settings: Settings, as_json: bool) 
         "budget": request.budget,
         "tokens": round(tuned.tokens),
         "grid_tokens": round(tuned.grid_tokens),
-        "seconds": time.monotonic() - began,
+        "seconds": time.monotonic() - start,
         "rungs": [_rung(rung) for rung in tuned.rungs],
         "rows": rows_of(tuned, grid.specs, len(grid.seeds)),
     }
     if not as_json:
         Console().print(_table(report))
-        saved = 1 - tuned.tokens / tuned.grid_tokens
+        saving = 1 - tuned.tokens / tuned.grid_tokens
         print(
-            f"{report['tokens']:,} tokens, {saved:.0%} less than the whole grid on "
+            f"{report['tokens']:,} tokens, {saving:.0%} less than the whole grid on "
             f"{tuned.last.questions} questions; written to {request.out}"
         )
     return report
 
 
-async def _tuned(
-    request: TuningRequest, grid: Grid, parts: Sequence[RunningModel], console: Console
+async def _tune(
+    request: TuningRequest, grid: Grid, models: Sequence[RunningModel], console: Console
 ) -> Tuned:
     """With progress on the console."""
     columns = TextColumn("{task.description}"), MofNCompleteColumn(), TimeElapsedColumn()
@@ -88,19 +88,19 @@ async def _tuned(
         bar = progress.add_task("searches", total=None)
 
         def show(rung: Rung) -> None:
-            went = _rung(rung)
+            summary = _rung(rung)
             console.print(
-                f"{rung.questions} questions: {went['searches']} searches of {went['trees']} "
-                f"trees; {went['kept_searches']} of {went['kept_trees']} go on"
+                f"{rung.questions} questions: {summary['searches']} searches of {summary['trees']} "
+                f"trees; {summary['kept_searches']} of {summary['kept_trees']} go on"
             )
 
         try:
             search = GridSearch(
                 grid,
-                [one.engine for one in parts],
-                parts[0].text,
-                request.kept_in,
-                flops=parts[0].flops,
+                [model.engine for model in models],
+                models[0].text,
+                request.rows_file,
+                flops=models[0].flops,
                 done=lambda: progress.advance(bar),
             )
             return await tune(search, grid, request.budget, show)
@@ -111,12 +111,12 @@ async def _tuned(
 def _grid(request: TuningRequest, settings: Settings, able: Capabilities, console: Console) -> Grid:
     """What of it the models can do. Raises SettingsError if that is nothing, or if what cannot be
     done was asked for by name."""
-    specs, refused = possible(request.grid.specs, settings, able)
-    for name, why in refused.items():
-        if request.named or not specs:
+    specs, refusals = possible(request.grid.specs, settings, able)
+    for name, why in refusals.items():
+        if request.by_name or not specs:
             raise SettingsError(f"{name}: {why}")
-    if refused:
-        console.print(f"left out: {'; '.join(f'{name}: {why}' for name, why in refused.items())}")
+    if refusals:
+        console.print(f"left out: {'; '.join(f'{name}: {why}' for name, why in refusals.items())}")
     share = request.grid.share and shareable(settings)
     return replace(request.grid, specs=specs, share=share, profile=PROFILES[settings.profile])
 
@@ -134,15 +134,15 @@ def _rung(rung: Rung) -> dict[str, int]:
 def _table(report: Mapping[str, Any]) -> Table:
     """The Pareto front and what was chosen, the cheapest first; of votes that are equal on a tree
     one."""
-    shown: dict[tuple[float, float], dict[str, Any]] = {}
+    rows: dict[tuple[float, float], dict[str, Any]] = {}
     for row in report["rows"]:
         if row["front"] or row["chosen"]:
             place = row["tokens"], row["accuracy"]
-            if row["chosen"] or place not in shown:
-                shown[place] = row
+            if row["chosen"] or place not in rows:
+                rows[place] = row
     questions = report["rungs"][-1]["questions"]
     table = Table(*COLUMNS, title=f"{report['data']}, {questions} questions: the Pareto front")
-    for _, row in sorted(shown.items()):
+    for _, row in sorted(rows.items()):
         table.add_row(
             name_of(row["search"]),
             f"{row['accuracy']:.1%} ({_percent(row['accuracy_ci95'])})",
@@ -165,4 +165,4 @@ def name_of(search: Mapping[str, Any]) -> str:
         search["vote"],
         f"T {search['temperature']:g}",
     ]
-    return ", ".join([*words, *(f"{k} {v}" for k, v in search.items() if k not in NAMED)])
+    return ", ".join([*words, *(f"{k} {v}" for k, v in search.items() if k not in NAME_FIELDS)])
