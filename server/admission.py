@@ -1,7 +1,7 @@
-"""Who may grow a tree now, who waits, who is sent away: a bounded queue, fair between keys.
+"""Admission of requests: which may search now, which wait, which are refused; fair between keys.
 
-Start-time fair queueing (Goyal, Vin, Cheng 1996) with the tree as the unit: a key that has started
-fewer trees for its weight goes first. Nothing here can change what a tree becomes.
+Start-time fair queueing (Goyal, Vin, Cheng 1996) with the tree as the unit: the key that has
+started fewer trees for its weight goes first. Admission never changes what a tree becomes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ log = logging.getLogger("hedgerow.admission")
 
 @dataclass(slots=True, eq=False)
 class KeyQueue:
-    """What one key has open: slots and the bytes of their bodies, trees that run, who waits."""
+    """One key's open slots, the bytes of their bodies, its running trees and its waiting slots."""
 
     key: ApiKey
     open: int = 0
@@ -35,10 +35,10 @@ class KeyQueue:
 
 
 class QueueSlot:
-    """A request's place: taken before anything is spent on it, given back once.
+    """A request's place: taken before any work is done for the request, given back once.
 
-    With the work that was started under it, when that has ended; with the request itself where none
-    was. So nothing grows that holds no place, whoever leaves when.
+    It is given back when the work that was started under it has ended, or, if no work was started,
+    when the request is over. So no tree ever grows without a place.
     """
 
     def __init__(self, admission: Admission, queue: KeyQueue, number: int, size: int) -> None:
@@ -55,9 +55,9 @@ class QueueSlot:
         self._closed = False
 
     def start(self, work: Coroutine[Any, Any, T], *, kept: bool = False) -> asyncio.Task[T]:
-        """Run ``work`` as the task that has this place until it ends.
+        """Run ``work`` as a task that holds this place until the task ends.
 
-        It is cancelled when the request is over, unless it is to be ``kept``.
+        The task is cancelled when the request is over, unless ``kept`` is true.
         """
         assert self._work is None, "a slot is for one tree"
         assert not self._closed, "the place has been given back"
@@ -67,7 +67,7 @@ class QueueSlot:
         return task
 
     async def turn(self, seconds: float) -> None:
-        """Wait until the tree may grow. Raises ApiError (504) after so many seconds."""
+        """Wait until the tree may grow. Raises ApiError (504) after ``seconds``."""
         assert self._turn is None, "a slot is for one tree"
         self._turn = asyncio.get_running_loop().create_future()
         start = time.monotonic()
@@ -81,14 +81,14 @@ class QueueSlot:
             self._admission.waited(time.monotonic() - start)
 
     def grant(self) -> None:
-        """Called by the admission: it is this slot's turn."""
+        """Let the slot's tree grow; the admission calls this when it is the slot's turn."""
         assert self._turn is not None, "a slot that does not wait is granted nothing"
         self.granted = True
-        if not self._turn.done():  # who waited may be on the way out
+        if not self._turn.done():  # the waiting request may have been cancelled
             self._turn.set_result(None)
 
     def close(self) -> None:
-        """The request is over; once is enough."""
+        """End the request: cancel its work or give the place back. Further calls do nothing."""
         if self._closed:
             return
         self._closed = True
@@ -98,7 +98,7 @@ class QueueSlot:
             self.cancel()
 
     def cancel(self) -> None:
-        """End its work. That is cancelled once: a second time would cut short how it lets go."""
+        """Cancel the work, once: a second cancellation would interrupt its clean-up."""
         if self._work is not None and not self._cancelled:
             self._cancelled = True
             self._work.cancel()
@@ -111,8 +111,8 @@ class QueueSlot:
 
 
 class Admission:
-    """At most ``running`` requests whose trees grow and ``queued`` beyond them, with bodies of at
-    most ``most_bytes`` together, half of them one key's."""
+    """Admits at most ``running`` requests whose trees grow and ``queued`` more that wait. Their
+    bodies may have ``most_bytes`` bytes together, and those of one key half of that."""
 
     def __init__(
         self,
@@ -122,7 +122,7 @@ class Admission:
         most_bytes: int = 1 << 62,
         waited: Callable[[float], None] = lambda _: None,
     ) -> None:
-        """``waited`` is told how many seconds each slot waited, granted in the end or not."""
+        """``waited`` is called with the seconds that each slot waited, admitted or not."""
         self.waited = waited
         self._most_running = running
         self._most_open = running + queued
@@ -137,12 +137,12 @@ class Admission:
 
     @property
     def waiting(self) -> int:
-        """Slots whose tree may not grow yet."""
+        """The number of slots whose tree may not grow yet."""
         return self.open - self.running
 
     def take(self, key: ApiKey, size: int = 0) -> QueueSlot:
-        """A place for a request with a body of so many bytes. Raises ApiError (429) when all are
-        taken, or all that this key may have."""
+        """Take a place for a request with a body of ``size`` bytes. Raises ApiError (429) when all
+        places are taken, or all that this key may have."""
         queue = self.queues.setdefault(key.name, KeyQueue(key))
         if self.open >= self._most_open:
             raise self._refusal("queue_full", "the queue is full")
@@ -161,14 +161,14 @@ class Admission:
         return QueueSlot(self, queue, self._numbers, size)
 
     def wait(self, slot: QueueSlot, queue: KeyQueue) -> None:
-        """Put a slot in its key's line."""
+        """Append a slot to its key's queue."""
         if not queue.waiting:
             queue.next_start = max(queue.next_start, self._now)
         queue.waiting.append(slot)
         self._serve()
 
     def leave(self, slot: QueueSlot, queue: KeyQueue) -> None:
-        """A slot is given back, wherever it was."""
+        """Give a slot back, whether its tree runs, waits or has not asked for its turn."""
         self.open -= 1
         self.bytes -= slot.size
         queue.open -= 1
@@ -199,13 +199,13 @@ class Admission:
 
 
 def waited_too_long(seconds: float) -> ApiError:
-    """The deadline came while the request was still in the queue."""
+    """The ApiError (504) for a request whose deadline came while it was in the queue."""
     message = f"the deadline of {seconds:g} s came while the request waited in the queue"
     return ApiError(504, "deadline_exceeded", message, headers={"x-should-retry": "false"})
 
 
 async def seconds_after_turn(slot: QueueSlot | None, seconds: float) -> float:
-    """Wait for the slot's turn; what is then left of ``seconds``. No slot: no queue."""
+    """Wait for the slot's turn, if there is a slot; return what then remains of ``seconds``."""
     if slot is None:
         return seconds
     start = time.monotonic()

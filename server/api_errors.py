@@ -1,12 +1,12 @@
-"""Errors as clients see them: one shape, one table from exceptions to status and code.
+"""Errors as clients see them: one JSON shape, and which exception gets which status and code.
 
 ApiError (an HTTP error in OpenAI's shape)
  ├─ bad_value          400 invalid_value
  ├─ unsupported        400 unsupported_parameter
- └─ everything in TABLE below
+ └─ every other error that ``translate`` makes
 
-ClientLeft, Deleted and Stopped say why work was cancelled. StreamAborted ends a response that has
-started and failed: the body is cut, not closed.
+ClientLeft, Deleted and Stopped say why work was cancelled. StreamAborted ends a response that
+failed after it had started: the connection is cut, so that the body is visibly incomplete.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from search.engine import (
 from search.spec import SearchSpec
 
 request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
-"""The id of the request being answered; None outside of any."""
+"""The id of the request that is being answered; None outside of a request."""
 
 NO_RETRY = {"x-should-retry": "false"}
 LONGEST_ECHO = 80
@@ -75,7 +75,7 @@ class ApiError(HTTPException):
         self.param = param
 
     def body(self) -> dict[str, Any]:
-        """The JSON body. Lone surrogates are written as escapes, so that it can be encoded."""
+        """The JSON body. Lone surrogates become escapes, so that it can be encoded as UTF-8."""
         return {
             "error": {
                 "message": _encodable(str(self.detail)),
@@ -92,34 +92,34 @@ def _encodable(text: str) -> str:
 
 
 class ClientLeft(Exception):
-    """Nobody is there to read the answer; the work has been cancelled."""
+    """The client has disconnected; the work for it has been cancelled."""
 
 
 class Deleted(Exception):
-    """The work was cancelled by somebody else than its client."""
+    """The work was cancelled by a DELETE request, not by its own client."""
 
 
 class Stopped(Exception):
-    """The work was cancelled because the server ends."""
+    """The work was cancelled because the server is shutting down."""
 
 
 class StreamAborted(Exception):
-    """The stream has failed and said so; the connection is to be cut without a proper end."""
+    """The stream has failed and has sent its error; the connection must be cut, not closed."""
 
 
 def bad_value(param: str, message: str) -> ApiError:
-    """A field whose value is not allowed."""
+    """The ApiError (400) for a field whose value is not allowed."""
     return ApiError(400, "invalid_value", f"{param}: {message}", param=param)
 
 
 def unsupported(param: str, hint: str) -> ApiError:
-    """A field of OpenAI's API that is known and not offered here."""
+    """The ApiError (400) for a known field of OpenAI's API that this server does not offer."""
     message = f"{param}: not supported by this server; {hint}"
     return ApiError(400, "unsupported_parameter", message, param=param)
 
 
 def prompt_too_long(tokens: int, context: int, field: str) -> ApiError:
-    """A prompt that leaves no room for a reply. Clients look for "maximum context length"."""
+    """A prompt leaves no room for a reply. Clients search for "maximum context length"."""
     message = (
         f"{field}: this model's maximum context length is {context} tokens; "
         f"there are {tokens}, which leave no room for a reply"
@@ -128,13 +128,13 @@ def prompt_too_long(tokens: int, context: int, field: str) -> ApiError:
 
 
 def beyond_context(field: str, why: str) -> ApiError:
-    """What does not fit the context at all."""
+    """The ApiError (400) for a field whose text is longer than the whole context."""
     message = f"{field}: beyond this model's maximum context length: {why}"
     return ApiError(400, "context_length_exceeded", message, param=field)
 
 
 def nothing_finished(stop_reason: str, policy: str) -> ApiError:
-    """The search ended before any trajectory was finished: there is no reply to send."""
+    """The ApiError (504) for a search that ended before any trajectory was finished."""
     code = "deadline_exceeded" if stop_reason == "deadline" else "nothing_finished"
     why = "raise that limit or lower search.width"
     if stop_reason == "width_spent":
@@ -144,19 +144,19 @@ def nothing_finished(stop_reason: str, policy: str) -> ApiError:
 
 
 def shutting_down(retry_after: int) -> ApiError:
-    """The server ends; another one, or the next, may take the request."""
+    """The ApiError (503) of a server that is shutting down; another server may take the request."""
     headers = {"retry-after": str(retry_after)}
     return ApiError(503, "shutting_down", "this server is shutting down", headers=headers)
 
 
 def internal_error() -> ApiError:
-    """Something nobody foresaw; its text is in the log alone."""
+    """The ApiError (500) for an unforeseen exception, whose text is in the log only."""
     message = "internal error; the server's log has it under this request's x-request-id"
     return ApiError(500, "internal_error", message)
 
 
 def translate(error: Exception, retry_after: int) -> ApiError:
-    """Any exception as an ApiError; the text of an unforeseen one never leaves the server."""
+    """Turn any exception into an ApiError; the text of an unforeseen one is not sent to clients."""
     retry_headers = {"retry-after": str(retry_after)}
     match error:
         case ApiError():
@@ -187,18 +187,18 @@ def translate(error: Exception, retry_after: int) -> ApiError:
 
 
 def unforeseen(error: Exception) -> bool:
-    """Whether an exception is a fault of this server's own, which belongs into the log."""
+    """Whether an exception is this server's own fault, so that it must be logged."""
     return translate(error, 0).code == "internal_error"
 
 
 def install(app: FastAPI, retry_after: int) -> None:
-    """Make every foreseen error, unknown routes included, leave in OpenAI's shape."""
+    """Have every foreseen error answered in OpenAI's shape, unknown routes included."""
 
     async def answer(request: Request, error: Exception) -> JSONResponse:
         reply = translate(error, retry_after)
         headers = dict(reply.headers or {})
         if reply.status_code == METHOD_NOT_ALLOWED:
-            headers.pop("Allow", None)  # of one route of the path alone
+            headers.pop("Allow", None)  # Starlette lists the methods of one route only
             headers["allow"] = ", ".join(_methods(request))
         return JSONResponse(reply.body(), reply.status_code, headers)
 
@@ -207,7 +207,7 @@ def install(app: FastAPI, retry_after: int) -> None:
 
 
 def _methods(request: Request) -> list[str]:
-    """What a path may be asked by: several routes may share it, and each knows its own alone."""
+    """The methods of a path: several routes may share it, and each knows only its own methods."""
     keys = ("type", "path", "root_path", "headers")
     scope = {name: request.scope[name] for name in keys if name in request.scope}
     return [
@@ -218,7 +218,7 @@ def _methods(request: Request) -> list[str]:
 
 
 def echo(value: object) -> str:
-    """A client's value, quoted and short enough for a message."""
+    """A client's value quoted for an error message, in at most LONGEST_ECHO characters."""
     if isinstance(value, str | list):
         value = value[:LONGEST_ECHO]
     text = repr(value)

@@ -1,4 +1,4 @@
-"""API keys: who may ask, and how much. Only the SHA-256 of a key is kept."""
+"""API keys: which clients there are, and their limits. Only the SHA-256 of a key is kept."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ BEARER = b"bearer "
 
 
 class ApiKey(BaseModel):
-    """One client's name and limits; a limit that is not given is the server's.
+    """One client's name and limits; a limit that is not set is the server's.
 
-    ``weight``: its share of the places when all are wanted. ``running`` and ``queued``: its trees
-    at once, and those that may wait. ``prompt_tokens``, ``tree_tokens``, ``width``, ``depth``: of
-    one request. ``tokens_a_day``, ``tokens_total``: of all its requests, prompts included.
-    ``namespace``: whose cached prefixes its trees may use.
+    ``weight``: its share of the places when there are too few. ``running`` and ``queued``: how many
+    of its trees may grow and wait at once. ``prompt_tokens``, ``tree_tokens``, ``width``,
+    ``depth``: most for one request. ``tokens_a_day``, ``tokens_total``: most for all its requests,
+    prompts included. ``namespace``: only trees of the same namespace share cached prefixes.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -46,17 +46,17 @@ class ApiKey(BaseModel):
 
 
 class ApiKeys:
-    """All keys of a server. Without any, everybody is ``ANYBODY`` and needs none."""
+    """All keys of a server. Without any key, every client is ``ANYBODY`` and sends none."""
 
     def __init__(self, keys: Sequence[tuple[bytes, ApiKey]], anybody: ApiKey) -> None:
-        """``keys``: SHA-256 digests and whom they belong to."""
+        """``keys``: SHA-256 digests of the secrets, each with the key's name and limits."""
         self._keys = list(keys)
         self.anybody = anybody
         self.required = bool(keys)
 
     @classmethod
     def load(cls, settings: Settings) -> ApiKeys:
-        """The keys of the settings and of their file. Raises SettingsError naming the entry."""
+        """Load the keys in the settings and their file. Raises SettingsError naming the entry."""
         entries = _from_environment(settings)
         if settings.api_keys_file is not None:
             entries += _from_file(settings.api_keys_file)
@@ -77,13 +77,13 @@ class ApiKeys:
 
     @property
     def names(self) -> list[str]:
-        """Everybody who may appear in a request's accounts."""
+        """The names of all keys, or ``ANYBODY`` alone: every name that usage is counted under."""
         return [key.name for _, key in self._keys] or [self.anybody.name]
 
     def find(self, authorization: Sequence[bytes]) -> ApiKey:
-        """Whose key is in the request's ``authorization`` headers. Raises ApiError (401).
+        """The key that the request's ``authorization`` headers hold. Raises ApiError (401).
 
-        Every key is compared, each in constant time, so that time tells nothing.
+        All keys are compared, each in constant time, so that the time taken reveals nothing.
         """
         digest = sha256(bearer(authorization))
         match = None
@@ -107,7 +107,7 @@ def bearer(authorization: Sequence[bytes]) -> bytes:
 
 
 def must_hold(secret: SecretStr | None, authorization: Sequence[bytes]) -> None:
-    """Let pass who holds ``secret``; anybody if it is None. Raises ApiError (401)."""
+    """Check that the headers hold ``secret``, if it is not None. Raises ApiError (401)."""
     if secret is None:
         return
     if not hmac.compare_digest(
@@ -117,18 +117,18 @@ def must_hold(secret: SecretStr | None, authorization: Sequence[bytes]) -> None:
 
 
 def sha256(token: bytes) -> bytes:
-    """What is kept of a key."""
+    """The SHA-256 digest of a key's secret, which is kept in its place."""
     return hashlib.sha256(token).digest()
 
 
 def unauthorised(message: str) -> ApiError:
-    """No key, or a wrong one."""
+    """The ApiError (401) for a missing or wrong key."""
     headers = {"www-authenticate": "Bearer"}
     return ApiError(401, "invalid_api_key", f"api key: {message}", headers=headers)
 
 
 def _from_environment(settings: Settings) -> list[tuple[str, dict[str, Any]]]:
-    """``name:key`` or ``name:sha256=HEX``, separated by commas."""
+    """Parse HEDGEROW_API_KEYS: ``name:key`` or ``name:sha256=HEX``, separated by commas."""
     entries = []
     for part in settings.api_keys.get_secret_value().split(","):
         if not part.strip():
@@ -147,7 +147,7 @@ def _from_environment(settings: Settings) -> list[tuple[str, dict[str, Any]]]:
 
 
 def _from_file(path: Path) -> list[tuple[str, dict[str, Any]]]:
-    """One TOML table a key: its ``sha256``, and limits of its own."""
+    """Parse the keys' file: a TOML table for each key, with its ``sha256`` and its own limits."""
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
@@ -185,7 +185,7 @@ def _key(entry: dict[str, Any], settings: Settings, where: str) -> ApiKey:
 
 
 def _queued(name: str, settings: Settings) -> int:
-    """How many requests of a key may wait where its entry does not say: never all by default."""
+    """How many requests of a key may wait by default: half of ``max_queued``, without keys all."""
     if settings.key_queued is not None:
         return settings.key_queued
     return settings.max_queued if name == ANYBODY else (settings.max_queued + 1) // 2

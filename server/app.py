@@ -1,4 +1,4 @@
-"""The ASGI app: routes, errors and the layers around them."""
+"""The ASGI app: routes, error handlers and middleware."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from server.service import Service, own_version
 
 
 def create_app(service: Service, at_end: Callable[[], Awaitable[None]] | None = None) -> FastAPI:
-    """The app over a service; at shutdown it cancels what is under way, then awaits ``at_end``."""
+    """Create the app; at shutdown it cancels running searches, then awaits ``at_end``."""
     settings = service.settings
     app = FastAPI(
         title="Hedgerow",

@@ -1,4 +1,4 @@
-"""The models of a server from its settings: engines, texts, and what belongs to them."""
+"""Builds a server's models from its settings: engines, tokenizers, verifiers and their costs."""
 
 from __future__ import annotations
 
@@ -55,19 +55,19 @@ FIELDS = [
     for name, field in ModelSettings.model_fields.items()
     if EMBEDDED in declared(field)["on"] and name not in ("engine", "model", "models_file")
 ]
-"""What a table of ``models_file`` may set; everything else is the server's."""
+"""The settings that a table of ``models_file`` may set; all others are the server's."""
 
 
 Restartable = EmbeddedEngine | LaunchedServer
-"""What is started again by itself when it ends."""
+"""Engines and servers that the watchdog restarts when they end."""
 
 
 @dataclass(frozen=True)
 class RunningModel:
     """A running engine and what belongs to its models.
 
-    ``flops``: what forward passes of the policy, of the reward model and for embedding cost.
-    ``restartable``: the engine's process, or its servers' where they are its own.
+    ``flops``: the cost of forward passes of the policy, the reward model and for embeddings.
+    ``restartable``: the engine's process, or the servers that the engine has launched.
     """
 
     engine: Engine
@@ -80,7 +80,7 @@ class RunningModel:
 async def running(settings: Settings, *, attention: bool = False) -> AsyncIterator[RunningModel]:
     """Start the engine that the settings ask for, and stop it afterwards.
 
-    ``attention``: the embedded engine tells what steps attend to with them. Raises
+    ``attention``: have the embedded engine return with each step what it attends to. Raises
     SettingsError naming the key for a checkpoint, format or profile that cannot be used.
     """
     for name in ("policy_model", "reward_model"):
@@ -117,9 +117,9 @@ async def running(settings: Settings, *, attention: bool = False) -> AsyncIterat
 
 
 def engine_options(settings: Settings) -> EngineOptions:
-    """The embedded engine's options; without a reward model that it needs, the format is ``none``.
+    """The embedded engine's options; the format is ``none`` if its reward model is missing.
 
-    Raises ValueError for a format that there is not.
+    Raises ValueError for an unknown format.
     """
     form = _format(settings)
     prm = settings.reward_model if reward_format(form).needs_model else None
@@ -143,7 +143,7 @@ def _text(value: Any) -> Any:
 
 
 def model_flops(settings: Settings) -> tuple[Flops, Flops, Flops]:
-    """What forward passes of the policy, of the reward model and for embedding cost."""
+    """The cost of forward passes of the policy, of the reward model and for embeddings."""
     if settings.engine != "embedded":
         prm = settings.reward_model
         return known_flops(settings.policy_model), known_flops(prm) if prm else no_flops, no_flops
@@ -158,7 +158,7 @@ def model_flops(settings: Settings) -> tuple[Flops, Flops, Flops]:
 
 
 def verifier_options(settings: Settings) -> VerifierOptions | None:
-    """What judges steps too, where one is named."""
+    """The verifier's options, None if the settings name no verifier."""
     if settings.verifier is None:
         return None
     key = settings.verifier_key
@@ -172,14 +172,14 @@ def verifier_options(settings: Settings) -> VerifierOptions | None:
 
 
 async def check_verifier(settings: Settings) -> None:
-    """Have a named function imported, in a process of its own. Raises ValueError if it cannot be;
-    a URL is not asked."""
+    """Import the verifier's function in a process of its own. Raises ValueError if that fails; a
+    verifier that is a URL is not called."""
     if (options := verifier_options(settings)) is not None:
         await (await start_verifier(options)).close()
 
 
 async def _verifier(settings: Settings, stack: AsyncExitStack) -> Verifier | None:
-    """It runs; ``started`` ends it. Raises ValueError."""
+    """Start the verifier, which ``stack`` closes; None if there is none. Raises ValueError."""
     if (options := verifier_options(settings)) is None:
         return None
     verifier = await start_verifier(options)
@@ -195,9 +195,9 @@ async def _verifier(settings: Settings, stack: AsyncExitStack) -> Verifier | Non
 async def _sglang_engine(
     settings: Settings, stack: AsyncExitStack
 ) -> tuple[SglangEngine, Sequence[LaunchedServer]]:
-    """The engine, and the servers where they are its own; ``started`` ends both.
+    """Start the engine, and its servers if they are to be launched; ``stack`` closes both.
 
-    Raises SettingsError naming the key that is wrong, EngineDown for a server that is not there.
+    Raises SettingsError naming the key that is wrong, EngineDown for a server that is unreachable.
     """
     servers, urls = [], ()
     if settings.engine_way == LAUNCHED:
@@ -220,7 +220,7 @@ def sglang_options(
     policy_urls: tuple[str, ...] | None = None,
     reward_urls: tuple[str, ...] | None = None,
 ) -> SglangOptions:
-    """The engine's options; servers that were started have the URLs given here.
+    """The engine's options; the URLs of launched servers replace those of the settings.
 
     Raises SettingsError or ValueError naming what is wrong.
     """
@@ -261,7 +261,7 @@ def _served_model(settings: Settings, role: Literal["policy", "reward"]) -> Serv
 
 
 def _shared_server_options(settings: Settings) -> dict[str, Any]:
-    """The ``ServerOptions``, those of a setting's name by that."""
+    """The ``ServerOptions`` by name; those named like a setting have its value."""
     _must_run_on_servers(settings)
     names = {field.name for field in fields(ServerOptions)} & Settings.model_fields.keys()
     values = {name: getattr(settings, name) for name in names}
@@ -273,8 +273,8 @@ def _shared_server_options(settings: Settings) -> dict[str, Any]:
 
 
 def server_options(settings: Settings) -> list[LaunchOptions]:
-    """The policy's server, and the reward model's where the format reads one; for the first GPU
-    here.
+    """The options of the policy's server and, if the format reads one, of the reward model's, for
+    this machine's first GPU.
 
     Raises SettingsError or ValueError naming what is wrong.
     """
@@ -305,18 +305,18 @@ def server_options(settings: Settings) -> list[LaunchOptions]:
 
 
 def _kv_tokens(settings: Settings, name: str) -> int | None:
-    """What was asked for; on a GPU without a word what the memory's share holds."""
+    """The setting ``name``; None on a GPU if it is not set: the server fills its memory share."""
     explicit = _device(settings) == "cpu" or name in settings.model_fields_set
     return getattr(settings, name) if explicit else None
 
 
 def _device(settings: Settings) -> Literal["cuda", "cpu"]:
-    """Where launched servers run."""
+    """The device that launched servers run on."""
     return launch_device() if settings.launch_device == AUTO else settings.launch_device
 
 
 def _format(settings: Settings) -> str:
-    """The reward format; without a reward model that it needs, ``none``. Raises SettingsError."""
+    """The reward format, ``none`` if its reward model is missing. Raises SettingsError."""
     form = known_format(settings)
     if reward_format(form).needs_model and settings.reward_model is None:
         log.info("no reward model: rewards are the policy's mean log-probabilities")
@@ -325,7 +325,7 @@ def _format(settings: Settings) -> str:
 
 
 def _must_run_on_servers(settings: Settings) -> None:
-    """Raises SettingsError for what is the embedded engine's alone."""
+    """Raises SettingsError for settings that only the embedded engine supports."""
     if settings.kv_policy == "full":
         policies = " or ".join(("lru", *BACKENDS))
         raise SettingsError(f"{PREFIX}KV_POLICY = 'full': servers evict; {policies} is needed")
@@ -337,7 +337,7 @@ def _must_run_on_servers(settings: Settings) -> None:
 
 
 def endpoint_options(settings: Settings) -> EndpointOptions | None:
-    """Where the embeddings endpoint is; None if none is named."""
+    """The URL, model and key of the embeddings endpoint; None if no URL is set."""
     if settings.embeddings_url is None:
         return None
     key = settings.embeddings_key
@@ -346,7 +346,7 @@ def endpoint_options(settings: Settings) -> EndpointOptions | None:
 
 
 def further_models(settings: Settings) -> list[Settings]:
-    """The settings of each model of ``models_file``, in its order; none without a file.
+    """The settings of each model of ``models_file``, in its order; empty without a file.
 
     Raises SettingsError naming the file, the table and the field.
     """
@@ -371,7 +371,7 @@ def _settings(settings: Settings, name: str, table: Any, where: str) -> Settings
     overrides = {"models_file": None, "model": name, "engine": "embedded"}
     servers = settings.model_dump(exclude_unset=True) | overrides
     if "policy_model" in table:
-        for name_to_drop in ("kv_theta", "tuned"):  # to another model
+        for name_to_drop in ("kv_theta", "tuned"):  # these were fitted to another model
             servers.pop(name_to_drop, None)
     try:
         return settings_by_name(servers | table, str)

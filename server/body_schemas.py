@@ -1,4 +1,4 @@
-"""Pieces of the JSON schemas by which the API's document describes bodies."""
+"""Parts of the JSON schemas that describe request bodies in the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ STRING = {"type": "string"}
 
 
 def object_of(**properties: Any) -> dict[str, Any]:
-    """An object that must have all of these."""
+    """The schema of an object that must have all these properties."""
     return {"type": "object", "properties": properties, "required": [*properties]}
 
 
 def of_type(kind: str, **properties: Any) -> dict[str, Any]:
-    """The same, with a ``type`` that says which of several kinds it is."""
+    """The schema of an object with these properties and a ``type`` that must be ``kind``."""
     return object_of(type={"const": kind}, **properties)
 
 
 def one_spelling_of(*spellings: Sequence[str]) -> dict[str, Any]:
-    """Objects that have the fields of exactly one spelling, and none of another's."""
+    """The schema of objects that have all fields of one spelling and none of the others'."""
     names = {name for spelling in spellings for name in spelling}
     return {
         "oneOf": [

@@ -49,7 +49,7 @@ from server.written_reply import TIME_TO_WRITE, write
 
 
 def chat_routes(service: Service) -> APIRouter:
-    """The routes, bound to a service."""
+    """Create the routes of a service."""
     router = APIRouter()
 
     @router.post("/v1/chat/completions", responses=OR_EVENTS)
@@ -82,8 +82,8 @@ async def _answer(
 async def reply_in_turn(
     parsed: ParsedRequest, service: Service, slot: QueueSlot, tell: Tell | None
 ) -> CompletedReply:
-    """What was asked for, when it is its turn; ``tell`` hears of it as it grows. A search under a
-    schema leaves some of its time to write down what it has reasoned."""
+    """Draw or search the reply when it is the request's turn; ``tell`` is called with its parts as
+    they become certain. A search under a schema leaves TIME_TO_WRITE of its time for the JSON."""
     if parsed.spec is None:
         return await _draw(parsed, service, slot, tell)
     deadline = time.monotonic() + parsed.seconds
@@ -113,7 +113,7 @@ async def reply_in_turn(
 async def _draw(
     parsed: ParsedRequest, service: Service, slot: QueueSlot, tell: Tell | None
 ) -> CompletedReply:
-    """Plain replies."""
+    """Draw plain replies when it is the request's turn."""
     seconds = await seconds_after_turn(slot, parsed.seconds)
     with service.quotas.booking(parsed.key, parsed.prompt_tokens, searched=False) as usage:
         draws = await draw_side_by_side(
@@ -135,8 +135,8 @@ async def search_in_turn(
     listen: Callable[[Event], None],
     engine: Engine | None = None,
 ) -> Outcome:
-    """Search when it is its turn, and book what it comes to; no slot: no queue. ``engine``: what
-    stands before the service's own."""
+    """Search when it is the request's turn (at once without a slot) and book the tokens used.
+    ``engine``: a wrapper of the service's engine to search with."""
     assert parsed.spec is not None, "a plain reply needs no search"
     seconds = await seconds_after_turn(slot, parsed.seconds)
     prompt = len(parsed.problem.prompt)
@@ -161,7 +161,7 @@ async def search_in_turn(
 def searched_logprobs(
     parsed: ParsedRequest, outcome: Outcome, recorder: LogprobRecorder, text: Text
 ) -> list[list[ReplyToken]]:
-    """Of the tokens of each reply that a search has chosen."""
+    """The log-probabilities of the tokens of each reply that a search has chosen."""
     choices = []
     for node, (words, _) in best_choices(parsed, outcome):
         tokens = recorder.along([step.id for step in outcome.tree.chain(node)])
@@ -170,8 +170,8 @@ def searched_logprobs(
 
 
 def _rounds(progress: Progress, tell: Tell | None) -> Callable[[Event], None]:
-    """Tells of each round as it is over. Of the reply nothing is told before the end: clients show
-    what comes after its beginning as a thought within it."""
+    """A listener that tells of each round when it is over. No text of the reply is told before the
+    end: clients would show reasoning that comes after text as a part of the text."""
 
     def on_event(event: Event) -> None:
         line = progress.on_event(event)
@@ -182,7 +182,7 @@ def _rounds(progress: Progress, tell: Tell | None) -> Callable[[Event], None]:
 
 
 def _certain(parsed: ParsedRequest, spec: SearchSpec, tell: Tell) -> Callable[[Event], None]:
-    """Tells what of a search's reply is certain once all events of a round are heard."""
+    """A listener that tells what of the reply is certain, after all events of a round have come."""
     stable_prefix, offset = StablePrefix(spec), 0
     loop, looking = asyncio.get_running_loop(), False
 
@@ -213,8 +213,8 @@ async def _chunks(
     work: Callable[[Tell], Coroutine[Any, Any, CompletedReply]],
     formatter: ReplyFormat,
 ) -> AsyncGenerator[bytes, None]:
-    """The stream: roles, rounds or text as it is certain (empty deltas meanwhile), reasons, usage,
-    end."""
+    """The stream: roles, rounds or text as it becomes certain (empty deltas in between), finish
+    reasons, usage and ``[DONE]``."""
     settings = service.settings
     streams = [ReplyStream(parsed.reply_in_reasoning, parsed.calls) for _ in range(parsed.choices)]
     sent_tokens = [0] * parsed.choices
@@ -239,7 +239,7 @@ async def _chunks(
                 case ReasoningPart(line):
                     for chunk in formatter.reasoning(0, line):
                         yield event(chunk)
-    except Exception as error:  # the HTTP boundary: told to the client, then cut
+    except Exception as error:  # the HTTP boundary: send the error, then cut the stream
         reply_error = translate(error, settings.retry_after_seconds)
         yield event(reply_error.body())
         raise StreamAborted from error
@@ -252,8 +252,8 @@ def _ending(
     sent_tokens: Sequence[int],
     formatter: ReplyFormat,
 ) -> list[dict[str, Any]]:
-    """What is left of each text and of its log-probabilities, of which so many are ``sent``; why it
-    ended, the seed and the search with the last one."""
+    """The last chunks: the rest of each text and of its log-probabilities, of which ``sent_tokens``
+    are sent already, and its finish reason; the last one also has the seed and the search."""
     chunks = []
     for index, (text, finish) in enumerate(reply.choices):
         if index and reply.search is not None:

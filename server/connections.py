@@ -1,5 +1,5 @@
-"""What comes in is bounded: how many connections and bodies there are at once and whose go, the
-bytes and the time of heads, bodies and chunks."""
+"""Limits on incoming connections and bodies: how many there are at once and which are closed when
+there are too many, and the bytes and the time of heads, bodies and chunks."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from server.settings import Settings
 log = logging.getLogger("hedgerow.connections")
 
 LEAST_RESERVED = 128
-"""File handles that are not clients': files, the engine's pipe, connections to other servers."""
+"""File handles kept for files, the engine's pipe and connections to other servers."""
 MOST_AT_ONCE = 2048
-"""Connections that wait to be accepted."""
+"""The most connections that may wait to be accepted."""
 
 
 class Connections:
-    """The connections that are open, oldest first; ``most`` at once.
+    """The open connections, oldest first; ``most`` at once.
 
-    Where there are too many, an idle one goes: the oldest of the address that has most of these. So
-    whoever opens many of them is in nobody's way. If none is idle the new one goes.
+    If there are too many, one is closed: the oldest idle one of the address that has most idle
+    ones. So a client that opens many does not lock others out. If none is idle the new one is.
     """
 
     def __init__(self, most: int) -> None:
@@ -41,7 +41,7 @@ class Connections:
         return len(self._open)
 
     def opened(self, connection: GuardedProtocol) -> None:
-        """Count one; one of those that are open then may be closed."""
+        """Count a new connection; close one if there are too many now."""
         self._open[connection] = None
         if len(self._open) <= self._most:
             return
@@ -52,12 +52,12 @@ class Connections:
         target.close()
 
     def closed(self, connection: GuardedProtocol) -> None:
-        """Count one no more; once is enough."""
+        """Remove a closed connection; further calls do nothing."""
         self._open.pop(connection, None)
 
 
 def raised_handle_limit() -> int:
-    """The most file handles that this process may have, after asking for as many as it can get."""
+    """Raise this process' limit of file handles to the hard limit; return the limit now."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         try:
@@ -69,14 +69,14 @@ def raised_handle_limit() -> int:
 
 
 def accepted_at_once(connections: int, handles: int) -> int:
-    """How many connections the event loop may accept before it counts them: for a moment twice as
-    many are open beyond those that may be, the new ones and those that go for them."""
+    """How many connections the event loop may accept before they are counted. For a moment twice as
+    many are open beyond ``connections``: the new ones and those that are closed for them."""
     return max(8, min(MOST_AT_ONCE, (handles - connections) // 4))
 
 
 def within_handles(settings: Settings, handles: int) -> Settings:
-    """The settings with no more connections than so many file handles bear, and no more bodies than
-    leave half of the connections to others. Logs what it lowers."""
+    """The settings with no more connections than ``handles`` allow, no more bodies than half of the
+    connections, and of one address no more than a quarter. Logs what it lowers."""
     capacity = max(16, handles - max(LEAST_RESERVED, handles // 4))
     connections = min(settings.max_connections, capacity)
     fitting = {
@@ -92,16 +92,16 @@ def within_handles(settings: Settings, handles: int) -> Settings:
 
 
 PIECE = 4096
-"""Bytes of the wire that are looked at together."""
+"""The bytes of a chunked body that are parsed at a time."""
 MOST_OVERHEAD = 16_384
-"""Bytes of chunks' own lines that a body may have, beyond an eighth of its own."""
+"""The bytes of chunk headers that a body may have, beyond an eighth of its size."""
 
 
 class GuardedProtocol(H11Protocol):
-    """By itself uvicorn waits for the rest of a head for ever, bears any number of connections, and
-    spends as long on a chunk of one byte as on a large one.
+    """uvicorn's protocol, limited. By itself uvicorn waits for the rest of a head for ever, takes
+    any number of connections, and spends as long on a chunk of one byte as on a large one.
 
-    The time for a head begins with the connection, and on one that is kept with its first byte.
+    The time for a head starts with the connection, and on a reused one with the head's first byte.
     """
 
     open_now: ClassVar[Connections]
@@ -112,12 +112,12 @@ class GuardedProtocol(H11Protocol):
 
     @property
     def address(self) -> str:
-        """Whose connection it is."""
+        """The client's address, empty if it is unknown."""
         return (self.client or ("",))[0]
 
     @property
     def idle(self) -> bool:
-        """Whether no request is under way on it: at most a part of a head has come."""
+        """Whether no request is being received or answered: at most a part of a head has come."""
         return self.cycle is None or self.cycle.response_complete
 
     def close(self) -> None:
@@ -125,13 +125,13 @@ class GuardedProtocol(H11Protocol):
         self.transport.abort()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Count it."""
+        """Count the connection and start the timer of its first head."""
         super().connection_made(transport)
         self._look()
         self.open_now.opened(self)
 
     def data_received(self, data: bytes) -> None:
-        """Take what has come, a piece at a time where it may be chunks."""
+        """Parse the received bytes, PIECE at a time where they may be chunks."""
         while data and not self.transport.is_closing():
             size = len(data) if self._in_plain_body else PIECE
             self._take(data[:size])
@@ -140,20 +140,20 @@ class GuardedProtocol(H11Protocol):
             self._look()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Count it no more."""
+        """Remove the connection and stop its timer."""
         super().connection_lost(exc)
         self.open_now.closed(self)
         self._stop()
 
     @property
     def _in_plain_body(self) -> bool:
-        """Whether a body comes that is not in chunks."""
+        """Whether the bytes that come belong to a body that is not chunked."""
         if self.idle or not self.cycle.more_body:
             return False
         return all(name != b"transfer-encoding" for name, _ in self.headers)
 
     def _take(self, piece: bytes) -> None:
-        """Hand a piece on. Of a body that is still coming, what is no part of it is counted."""
+        """Parse a piece. While a body is coming, bytes that are not part of it are counted."""
         cycle = self.cycle
         if self.idle or not cycle.more_body:
             self._overhead = self._size = 0
@@ -184,24 +184,24 @@ class GuardedProtocol(H11Protocol):
 
 
 def guarded(connections: Connections, head_seconds: float) -> type[GuardedProtocol]:
-    """The protocol of one server."""
+    """Create the protocol class of one server."""
     return type(
         "Guarded", (GuardedProtocol,), {"open_now": connections, "head_seconds": head_seconds}
     )
 
 
 VALUES_A_MESSAGE = 16
-"""That a body may have, for each message that a request may have."""
+"""The values that a body may have for each message that a request may have."""
 DIGITS_A_VALUE = 16
 QUOTE, BACKSLASH = b'"\\'
 COMMAS, DIGITS = b",", b"0123456789"
 CLOSE = {"connection": "close"}
-"""What is still to come of a body is not waited for."""
+"""The header of refusals sent before the whole body has come."""
 
 
 @dataclass(slots=True, eq=False)
 class PartialBody:
-    """A body that is not whole: whose, how much of it is there, how long it is waited for."""
+    """A body that is not complete: its client's address, its bytes so far and its timeout."""
 
     address: str
     timeout: asyncio.Timeout
@@ -210,11 +210,11 @@ class PartialBody:
 
 
 class BodyLimits:
-    """The bodies that are not whole yet, oldest first.
+    """The bodies that are not complete yet, oldest first.
 
-    Where there are too many, room is made for the newest: of one address at the cost of that
-    address' oldest, in all at the cost of the address that has most, in number or in bytes. So
-    whoever opens many of them is in nobody's way.
+    If there are too many, one is dropped: if one address has too many, its oldest; if there are too
+    many in all, one of the address that has most, in number or in bytes. So a client that opens
+    many does not lock others out.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -227,7 +227,7 @@ class BodyLimits:
         return len(self._partial)
 
     async def whole(self, scope: Scope, receive: Receive) -> bytes:
-        """A request's body, cheap to parse. Raises ApiError (408, 413, 429), or ClientLeft."""
+        """Receive a body that is cheap to parse. Raises ApiError (408, 413, 429) or ClientLeft."""
         length = Headers(scope=scope).get("content-length", "0")
         if length.isdecimal() and int(length) > self._settings.max_body_bytes:
             raise _too_large(f"{self._settings.max_body_bytes} bytes")
@@ -283,7 +283,7 @@ class BodyLimits:
             body.timeout.reschedule(asyncio.get_running_loop().time())
 
     def _leave(self, body: PartialBody) -> None:
-        """Count it no more; once is enough."""
+        """Remove a body from the counts; further calls do nothing."""
         if body not in self._partial:
             return
         del self._partial[body]
@@ -294,8 +294,8 @@ class BodyLimits:
             del self._bytes_by_address[body.address]
 
     async def _check_values(self, text: bytes) -> None:
-        """Raises ApiError (413) for more to parse than any request has: nobody else's request could
-        go on meanwhile."""
+        """Raises ApiError (413) for more values or digits than any valid request has: parsing them
+        would block all other requests."""
         values = VALUES_A_MESSAGE * self._settings.max_messages
         most = {"values": (COMMAS, values), "digits of numbers": (DIGITS, DIGITS_A_VALUE * values)}
         for name, (byte_set, limit) in most.items():
@@ -324,25 +324,25 @@ def _too_large(most: str, headers: dict[str, str] | None = None) -> ApiError:
 
 
 def outside_strings(body: bytes, byte_set: bytes) -> int:
-    """How many of ``which`` bytes stand outside of the body's strings.
+    """How many bytes of ``byte_set`` are outside of the body's JSON strings.
 
-    What the body's parser would need tens of milliseconds for takes a few, beside other threads.
+    It takes a few milliseconds where parsing takes tens, and lets other threads run.
     """
     data = np.frombuffer(body, np.uint8)
     quotes = np.flatnonzero(data == QUOTE)
     quotes = quotes[~np.isin(quotes - 1, _escaping(data), assume_unique=True)]
     places = np.flatnonzero(np.isin(data, np.frombuffer(byte_set, np.uint8)))
-    before = np.searchsorted(quotes, places)  # quotes; after an odd number of them a string is open
+    before = np.searchsorted(quotes, places)  # number of quotes before; odd: inside a string
     return int(np.count_nonzero(before % 2 == 0))
 
 
 def at_most(body: bytes, byte_set: bytes) -> int:
-    """How many of ``which`` bytes there are, those in strings too: a cheap bound."""
+    """How many bytes of ``byte_set`` the body has, in strings too: a cheap upper bound."""
     return len(body) - len(body.translate(None, byte_set))
 
 
 def _escaping(data: np.ndarray) -> np.ndarray:
-    """Where backslashes stand that escape the next byte: each second one of a run is escaped."""
+    """The positions of backslashes that escape the next byte: in a run every second is escaped."""
     slashes = np.flatnonzero(data == BACKSLASH)
     first = np.flatnonzero(np.diff(slashes, prepend=-2) != 1)
     lengths = np.diff(first, append=len(slashes))

@@ -1,4 +1,4 @@
-"""A search that goes on from a node of an earlier one."""
+"""Searches that continue from a node of an earlier search."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from server.api_errors import bad_value
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """What stands already: the earlier search's id, the node, the prompt and the steps to it."""
+    """The earlier search's id, the node, and the prompt and the steps that lead to the node."""
 
     search: str
     node: int
@@ -26,31 +26,31 @@ class Continuation:
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """Prompt and steps: what the new tree starts from."""
+        """The prompt and the steps: the new tree's prompt."""
         return self.prompt + tuple(token for step in self.steps for token in step)
 
     @property
     def text(self) -> str:
-        """The steps' text, with which every reply begins."""
+        """The steps' text, which every reply begins with."""
         return "".join(self.texts)
 
     def document(self) -> dict[str, Any]:
-        """For the response; ``path`` is enough to go on from its own nodes."""
+        """The JSON for the response; ``path`` is what a further continuation needs."""
         path = {"steps": [list(step) for step in self.steps], "texts": list(self.texts)}
         return {"search": self.search, "node": self.node, "text": self.text, "path": path}
 
 
 def read_continuation(document: bytes, node: int) -> tuple[dict[str, Any], Continuation]:
-    """A kept search's document, parsed, and its node to go on from. Raises as
-    ``continuation_at``."""
+    """Parse a kept search's document; return it and the continuation from ``node``. Raises what
+    ``continuation_at`` raises."""
     search = json.loads(document)
     return search, continuation_at(search, node)
 
 
 def continuation_at(search: Mapping[str, Any], node: int) -> Continuation:
-    """A kept search's node to go on from. Raises ApiError for one that is not there or has ended.
+    """The continuation from a kept search's node. Raises ApiError for a missing or ended node.
 
-    A search that was itself a branch is gone on with from its own beginning.
+    If the search was itself a continuation, the steps before it are included.
     """
     if "tree" not in search:
         raise bad_value("id", "the search failed; there is no tree to go on from")
@@ -72,14 +72,14 @@ def continuation_at(search: Mapping[str, Any], node: int) -> Continuation:
 
 
 class ContinuedEngine(EngineWrapper):
-    """An engine to which the steps that stand already are steps and output, not prompt."""
+    """An engine that treats the continued steps as steps and output, not as prompt."""
 
     def __init__(self, engine: Engine, continuation: Continuation) -> None:
         super().__init__(engine)
         self._continuation = continuation
 
     async def expand(self, tree: str, branches: Sequence[Branch], sampling: Sampling) -> list[Step]:
-        """Penalties count the whole trajectory."""
+        """Draw steps; penalties count the tokens of the whole trajectory."""
         sampling = replace(sampling, prompt_tokens=len(self._continuation.prompt))
         return await self._engine.expand(tree, branches, sampling)
 
@@ -90,8 +90,8 @@ class ContinuedEngine(EngineWrapper):
         question: str,
         trajectories: Sequence[Trajectory],
     ) -> list[float]:
-        """Whole trajectories, from the first step of the earlier search on."""
-        del prompt  # it holds the steps that stand already
+        """Score whole trajectories, from the first step of the earlier search on."""
+        del prompt  # it includes the continued steps
         return await self._engine.score(
             tree, self._continuation.prompt, question, self._with_earlier_steps(trajectories)
         )
@@ -99,7 +99,7 @@ class ContinuedEngine(EngineWrapper):
     async def embed(
         self, tree: str, prompt: tuple[int, ...], trajectories: Sequence[Trajectory]
     ) -> list[tuple[float, ...]]:
-        """Whole trajectories, too."""
+        """Embed whole trajectories, from the first step of the earlier search on."""
         del prompt
         return await self._engine.embed(
             tree, self._continuation.prompt, self._with_earlier_steps(trajectories)

@@ -1,4 +1,4 @@
-"""GPUs by name: peaks as their makers' data sheets have them, memory as their driver tells it."""
+"""GPUs by name: peak rates from data sheets, memory sizes as reported by the driver."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from server import machine
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """TFLOP/s of dense bfloat16, GB/s of its memory, and GB (of 1e9 bytes) of that."""
+    """TFLOP/s of dense bfloat16, GB/s of memory bandwidth, and GB (1e9 bytes) of memory."""
 
     name: str
     teraflops: float
@@ -20,7 +20,7 @@ class Gpu:
     memory: float
 
     def peaks(self, host: float | None = None) -> DevicePeaks:
-        """Its own; ``host``: GB/s to host memory. Raises ValueError for none of that."""
+        """Its peaks; ``host``: GB/s to host memory. Raises ValueError unless that is above 0."""
         if host is not None and not host > 0:
             raise ValueError(f"host bandwidth: {host}; more than 0 GB/s is needed")
         to_host = None if host is None else 1e9 * host
@@ -44,14 +44,14 @@ GPUS: Mapping[str, Gpu] = {
         ("3090", 71, 936, 24576),
     )
 }
-"""``nvidia-smi`` tells MiB: less than a data sheet's GB of 2**30 bytes where some hold codes."""
+"""Memory is in MiB by ``nvidia-smi``: with ECC less than the data sheet's GB of 2**30 bytes."""
 
 
 def local_gpu() -> Gpu | None:
-    """The first GPU here, with the memory that its driver tells; None without one.
+    """This machine's first GPU, with the memory that its driver reports; None without one.
 
-    Of a name that no row has, the peaks are an A100's: a split follows from their ratio alone, and
-    others' is within 2.7 of that.
+    A GPU that no row names gets an A100's peaks: a split depends on their ratio alone, and other
+    GPUs' ratios are within a factor of 2.7 of it.
     """
     devices = machine.cuda_devices()
     if not devices:
@@ -63,7 +63,7 @@ def local_gpu() -> Gpu | None:
 
 
 def gpu_of(text: str) -> Gpu:
-    """By its name, or from TFLOP/s,GB/s,GB. Raises ValueError naming what is allowed."""
+    """Parse a GPU's name or TFLOP/s,GB/s,GB. Raises ValueError naming what is allowed."""
     gpu = GPUS.get(text.lower())
     if gpu is not None:
         return gpu

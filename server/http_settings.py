@@ -1,4 +1,4 @@
-"""The settings that are not the models': how it listens, whom it serves and for how much."""
+"""The settings of the HTTP server and its limits; those of models are in ``settings``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from server.setting_types import (
 
 
 class HttpSettings(DeclaredSettings):
-    """Where it listens, what it logs, and how long it waits."""
+    """Where the server listens, what it logs, and how long it waits."""
 
     host: str = setting("127.0.0.1", "address to listen on")
     port: int = setting(8000, "0 lets the system choose", ge=0, le=65535)
@@ -51,7 +51,7 @@ class HttpSettings(DeclaredSettings):
 
 
 class LimitSettings(DeclaredSettings):
-    """Who may ask, and for how much."""
+    """Who may send requests, and the limits of requests."""
 
     api_keys: SecretStr = setting(SecretStr(""), "name:key, by commas")
     api_keys_file: OptionalPath = setting(None, "TOML, a table a key")

@@ -1,4 +1,4 @@
-"""Searches that can be asked for by id: running ones, and finished ones for a while."""
+"""Searches that clients can get by id: running ones, and finished ones for a while."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HEARTBEAT = b": still searching\n\n"
 
 
 class EventLog:
-    """Server-sent events numbered from 0; any number of readers, who may come and go."""
+    """Server-sent events numbered from 0, for any number of readers."""
 
     def __init__(self) -> None:
         self._events: list[bytes] = []
@@ -38,7 +38,7 @@ class EventLog:
         self._next_event = asyncio.Event()
 
     async def read(self, after: int, quiet_seconds: float) -> AsyncGenerator[bytes, None]:
-        """The events after number ``after``, those that are still to come included."""
+        """Yield the events after number ``after``, future ones too, with heartbeats in between."""
         index = after + 1
         while True:
             while index < len(self._events):
@@ -57,8 +57,8 @@ class EventLog:
 class KeptSearch:
     """A search: its ``task`` while it runs, its JSON ``document`` once it is done.
 
-    ``owner`` is the key that asked for it; ``ended`` is when it was done, in seconds by the store's
-    clock. ``event_log``: the events of a background search.
+    ``owner``: the name of the key that asked for it. ``finished_at``: when it was done, in seconds
+    of the store's clock. ``event_log``: the events of a background search.
     """
 
     owner: str
@@ -70,7 +70,7 @@ class KeptSearch:
 
     @property
     def size(self) -> int:
-        """Bytes kept of it once it is done."""
+        """The bytes kept once the search is done; 0 while it runs."""
         return (
             0
             if self.task is not None
@@ -79,7 +79,7 @@ class KeptSearch:
 
 
 class SearchStore:
-    """Bounded in number, bytes and age; the oldest finished ones go first."""
+    """Keeps searches within limits of number, bytes and age; the oldest finished go first."""
 
     def __init__(self, settings: Settings, clock: Callable[[], float]) -> None:
         self._settings = settings
@@ -99,11 +99,11 @@ class SearchStore:
         task: QueueSlot | asyncio.Task[Any] | None,
         event_log: EventLog | None = None,
     ) -> None:
-        """Note a search that starts."""
+        """Store a search that starts."""
         self._searches[search_id] = KeptSearch(owner, created, task, event_log=event_log)
 
     def finish(self, search_id: str, document: bytes) -> None:
-        """Keep a finished search's document; one that was deleted meanwhile stays deleted."""
+        """Keep a finished search's document, unless the search was deleted while it ran."""
         search = self._searches.get(search_id)
         if search is None:
             return
@@ -113,13 +113,13 @@ class SearchStore:
         self._forget()
 
     def get(self, search_id: str, owner: str) -> KeptSearch | None:
-        """A search that runs or is still kept; to anybody but its owner there is none."""
+        """A running or kept search; None if there is none or ``owner`` is not its owner."""
         self._forget()
         search = self._searches.get(search_id)
         return search if search is not None and search.owner == owner else None
 
     def remove(self, search_id: str) -> None:
-        """Forget a search, if there is such a one, and cancel it if it runs."""
+        """Drop a search if it is there, and cancel it if it runs."""
         self._forget()
         search = self._searches.pop(search_id, None)
         if search is not None:

@@ -1,5 +1,5 @@
-"""Shares of a GPU's memory for SGLang servers, by their models' sizes and the load asked for: one
-computation for ``hedgerow plan``, ``hedgerow check`` and the servers that are launched."""
+"""Shares of a GPU's memory for SGLang servers, computed from their models' sizes and the load, for
+``hedgerow plan``, ``hedgerow check`` and launched servers alike."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from server.settings import Settings, SettingsError, variable
 log = logging.getLogger("hedgerow")
 
 PASSES_SHARE = 0.12
-"""Of a GPU's memory, what a server's passes and graphs take beside weights and KV."""
+"""The share of a GPU's memory that forward passes and CUDA graphs take beside weights and KV."""
 DEFAULT_SHARES = (0.6, 0.75)
-"""Where sizes are not known, and on a CPU, where ``kv_tokens`` bounds what a server takes."""
+"""For unknown model sizes, and on a CPU, where ``kv_tokens`` bounds a server's memory."""
 NUMBER_BYTES = 2
 _NUMBERS = {
     ("--tp-size", "--tensor-parallel-size"): 1,
@@ -31,14 +31,14 @@ _NUMBERS = {
     ("--base-gpu-id",): 0,
     ("--nnodes",): 1,
 }
-"""Options of SGLang's that say which GPUs a server has, with their defaults."""
+"""SGLang's options that decide which GPUs a server uses, with their defaults."""
 GIGA = 1e9
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Over which GPUs a server's arguments spread its model: ``tensor`` times ``pipeline`` parts,
-    ``copies`` of each, from GPU ``first`` on."""
+    """The GPUs that a server's arguments spread a model over: ``tensor`` x ``pipeline`` parts,
+    ``copies`` of each, from GPU number ``first`` on."""
 
     tensor: int = 1
     pipeline: int = 1
@@ -47,8 +47,8 @@ class Spread:
 
     @classmethod
     def of(cls, args: str) -> Spread | None:
-        """By SGLang's own options; None where a model is spread over several machines, or a number
-        is none: that SGLang says itself."""
+        """Parse SGLang's options; None if they spread the model over machines or a number is
+        invalid, which SGLang reports itself."""
         try:
             flags, _ = _parser().parse_known_args(shlex.split(args))
         except (argparse.ArgumentError, ValueError):
@@ -60,17 +60,17 @@ class Spread:
 
     @property
     def parts(self) -> int:
-        """Of one copy of the model, each on a GPU of its own."""
+        """The number of parts of one copy of the model, each on a GPU of its own."""
         return self.tensor * self.pipeline
 
     def meets(self, other: Spread) -> bool:
-        """Whether both have a GPU in common."""
+        """Whether the two share a GPU."""
         ends = [spread.first + spread.parts * spread.copies for spread in (self, other)]
         return max(self.first, other.first) < min(ends)
 
 
 def _parser() -> argparse.ArgumentParser:
-    """Takes of SGLang's options those that say which GPUs a server has, abbreviated too."""
+    """A parser of SGLang's options that decide which GPUs a server uses, abbreviated ones too."""
     parser = argparse.ArgumentParser(add_help=False, exit_on_error=False)
     for names, default in _NUMBERS.items():
         parser.add_argument(*names, type=int, default=default)
@@ -80,8 +80,8 @@ def _parser() -> argparse.ArgumentParser:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A model on a GPU of its server, in bfloat16: what passes cost that GPU, and the bytes of
-    weights that it holds, the embedding's among them, which a pass does not read."""
+    """One GPU's part of a model in bfloat16: the costs of a forward pass on that GPU, and the bytes
+    of weights that it holds, including the embedding, which a pass does not read."""
 
     costs: ModelCosts
     weights: float
@@ -89,7 +89,7 @@ class Placed:
 
     @classmethod
     def of(cls, config: ModelConfig, spread: Spread | None = None) -> Placed:
-        """Each of its GPUs holds as much; keys' heads are divided as far as there are some."""
+        """Divide a model evenly over its GPUs; a GPU holds at least one KV head."""
         spread = spread or Spread()
         sizes, parts = footprint(config, NUMBER_BYTES), spread.parts
         heads = max(1, config.kv_heads // spread.tensor) / config.kv_heads
@@ -104,8 +104,8 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """How two servers share a GPU. ``budget``: bytes of KV in all; ``fractions``: for SGLang's
-    ``--mem-fraction-static``, of what is free when each server starts, the policy's first."""
+    """How two servers share a GPU. ``budget``: bytes of KV in all; ``fractions``: each server's
+    ``--mem-fraction-static``, of the memory free when it starts, the policy's server first."""
 
     budget: int
     split: KvSplit
@@ -120,8 +120,8 @@ def share_gpu(
     load: SplitLoad,
     beside: float = 0.0,
 ) -> Shared:
-    """Share ``memory`` bytes by the roofline; ``beside``: of weights that the policy's server has
-    outside its share, such as a draft's.
+    """Share ``memory`` bytes by the roofline. ``beside``: bytes of weights that the policy's server
+    holds outside its share, such as a draft model's.
 
     Raises TooLittleMemory where not even one sequence of each fits.
     """
@@ -136,23 +136,23 @@ def share_gpu(
 
 
 def _rounded(share: float) -> float:
-    """Down, since what is over is needed by passes."""
+    """Round down to 1e-4: memory above the share is needed by forward passes."""
     return int(1e4 * share) / 1e4
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """For each server, the policy's first: its share, and the tokens of KV that it holds then."""
+    """For each server, the policy's first: its share, and the tokens of KV that fit into it."""
 
     fractions: tuple[float, ...]
     kv_tokens: tuple[int, ...]
 
 
 def room_on(gpu: Gpu, settings: Settings, reward: Path | None) -> Room | None:
-    """What the servers that ``settings`` would launch get of GPUs such as this one; ``reward``: the
-    reward model, None if none is launched. None where sizes or GPUs are not known.
+    """The memory of ``gpu`` that the servers launched by ``settings`` get; ``reward``: the reward
+    model, None if none is launched. Returns None if sizes or GPUs are unknown.
 
-    Raises ValueError with the sizes and ways out where weights and KV do not fit.
+    Raises ValueError with the sizes and the remedies if weights and KV do not fit.
     """
     folders = [settings.policy_model, *([reward] if reward else [])]
     configs = [_sizes(folder) for folder in folders]
@@ -185,7 +185,7 @@ def _together(gpu: Gpu, models: Sequence[Placed], load: SplitLoad) -> Room:
 
 
 def _kv_room(gpu: Gpu, models: Sequence[Placed]) -> float:
-    """Bytes for KV beside the weights. Raises ValueError if there are none."""
+    """The bytes that remain for KV beside the weights. Raises ValueError if there are none."""
     remaining = (1 - PASSES_SHARE) * gpu.memory * GIGA - sum(model.weights for model in models)
     if remaining <= 0:
         raise ValueError(_too_large(gpu, models))
@@ -205,10 +205,10 @@ def _too_large(gpu: Gpu, models: Sequence[Placed]) -> str:
 def launch_shares(
     settings: Settings, device: str, reward: Path | None, gpu: Gpu | None
 ) -> tuple[float, float]:
-    """For ``--mem-fraction-static`` of the servers that are launched on GPUs such as ``gpu``: as
-    set, or else by ``room_on``.
+    """The ``--mem-fraction-static`` of both servers launched on ``gpu``: the setting, or else by
+    ``room_on``.
 
-    Raises SettingsError where the models do not fit.
+    Raises SettingsError if the models do not fit.
     """
     if settings.launch_memory is not None:
         return settings.launch_memory
@@ -230,7 +230,7 @@ def launch_shares(
 
 
 def _sizes(checkpoint: Path) -> ModelConfig | None:
-    """None for a class whose shape is not known here, or without a configuration."""
+    """The model's sizes; None for an unknown model class or a missing configuration."""
     if not config_of(checkpoint):
         return None
     try:

@@ -1,5 +1,5 @@
-"""How a server starts, stays up and ends: log lines that carry the id of the request they belong
-to, a watchdog over its engines, a graceful shutdown."""
+"""How a server starts, stays up and ends: logging with request ids, a watchdog that restarts its
+engines, a graceful shutdown."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ if TYPE_CHECKING:
 log = logging.getLogger("hedgerow")
 
 KEEP_ALIVE_SECONDS = 75
-"""For idle connections. OpenAI's client drops them after 5 s, as uvicorn would by default: whoever
-sends on one just then loses its request."""
+"""For idle connections. OpenAI's client drops them after 5 s; with uvicorn's default, 5 s too, a
+request sent at that moment would be lost."""
 LONGEST_PAUSE = 60.0
-"""Seconds between two restarts of an engine that does not start."""
+"""The most seconds between two restarts of an engine that does not start."""
 CLOSE_SECONDS = 2
-"""For connections to close once their answers are sent."""
+"""The seconds that connections have at shutdown to close after their answers are sent."""
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A bound socket. Raises SettingsError if the address cannot be had.
+    """Bind a socket. Raises SettingsError if the address is not available.
 
-    It is TCP by name: asyncio turns Nagle's algorithm off (40 ms a response) for such ones only.
+    It names TCP as its protocol: else asyncio leaves on Nagle's algorithm (40 ms a response).
     """
     try:
         infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
@@ -68,7 +68,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def traces_of(settings: Settings) -> Tracing | None:
-    """What makes spans, where they have somewhere to go. Raises SettingsError."""
+    """The tracer, None without an OTLP endpoint. Raises SettingsError if its package is missing."""
     if settings.otlp_endpoint is None:
         return None
     try:
@@ -81,15 +81,15 @@ def traces_of(settings: Settings) -> Tracing | None:
 
 
 async def serve(settings: Settings, trees: TreeLog) -> None:
-    """Serve until a signal; running requests then have ``drain_seconds`` to finish."""
+    """Serve until SIGTERM or SIGINT; running requests then have ``drain_seconds`` to finish."""
     start_logging(settings.log_level, settings.log_format)
     handles = raised_handle_limit()
     settings = within_handles(settings, handles)
     config = _config(settings, handles)
-    ApiKeys.load(settings)  # what is wrong with them is said before models are loaded
+    ApiKeys.load(settings)  # report errors in them before models are loaded
     listener = listen(settings.host, settings.port)
     if settings.answers != "text":
-        await asyncio.to_thread(import_module, "server.maths")  # not in the first request's time
+        await asyncio.to_thread(import_module, "server.maths")  # before the first request
     traces = traces_of(settings)
     further = further_models(settings)
     async with AsyncExitStack() as engines:
@@ -119,11 +119,11 @@ async def serve(settings: Settings, trees: TreeLog) -> None:
         host, port = listener.getsockname()[:2]
         url_host = f"[{host}]" if ":" in host else host
         gc.collect()
-        gc.freeze()  # what stays for good is not looked through again and again
+        gc.freeze()  # permanent objects are not scanned again
         for model in service.models:
             if threads := model.runner.engine.capabilities.threads:
                 log.info("%s: threads of the engine: at most %d", model.settings.model, threads)
-        listener.listen(config.backlog)  # who reads the next line may connect at once
+        listener.listen(config.backlog)  # a reader of the next line may connect at once
         log.info("ready: serving %s on http://%s:%s", settings.model, url_host, port)
         for model_settings in further:
             log.info("serving %s too", model_settings.model)
@@ -147,8 +147,8 @@ def _config(settings: Settings, handles: int) -> uvicorn.Config:
 
 
 class GracefulServer(uvicorn.Server):
-    """After the first signal ``/ready`` is red and new work is refused, while the socket stays open
-    and what is under way is finished; what is not after ``drain_seconds`` is ended with an error.
+    """After the first signal ``/ready`` fails and new work is refused, while the socket stays open
+    and running requests finish; those that run after ``drain_seconds`` are ended with an error.
     """
 
     def __init__(self, config: uvicorn.Config, service: Service) -> None:
@@ -157,7 +157,7 @@ class GracefulServer(uvicorn.Server):
         self._until: float | None = None
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Called for SIGTERM and SIGINT."""
+        """Start draining at the first SIGTERM or SIGINT; end the process at the second."""
         if self._until is not None:
             signal.signal(sig, signal.SIG_DFL)  # the engine's process ends with the pipe to it
             signal.raise_signal(sig)
@@ -165,7 +165,7 @@ class GracefulServer(uvicorn.Server):
         self._service.draining.set()
 
     async def on_tick(self, counter: int) -> bool:
-        """Ten times a second: whether it is time to leave."""
+        """Return whether to exit; uvicorn calls this ten times a second."""
         if await super().on_tick(counter):
             return True
         if self._until is None:
@@ -179,16 +179,16 @@ class GracefulServer(uvicorn.Server):
 
     @property
     def _under_way(self) -> int:
-        """Requests being answered, and searches that go on without one."""
+        """The number of requests being answered and of searches that run without a request."""
         return max(len(self.server_state.tasks), self._service.admission.open)
 
 
 @dataclass(frozen=True, slots=True)
 class EngineWatch:
-    """Looks after an engine, or one of its servers, every so many ``seconds``.
+    """Checks every ``seconds`` that an engine, or one of its servers, is alive.
 
-    It is started again when it ends: ``attempts`` times in a row at most where that fails, each
-    after twice the pause of the one before, up to LONGEST_PAUSE.
+    An engine that has ended is restarted. If restarts fail, at most ``attempts`` are made in a row,
+    each after twice the pause before, up to LONGEST_PAUSE.
     """
 
     seconds: float
@@ -196,8 +196,8 @@ class EngineWatch:
     restarts: Counter
 
     async def over(self, engine: Restartable, model: str) -> None:
-        """Until cancelled, or given up. On SGLang searches under way wait meanwhile; those of the
-        embedded engine have failed with EngineDown, and clients were told when to come back."""
+        """Watch until cancelled or out of attempts. During a restart searches on SGLang wait; those
+        of the embedded engine have failed with EngineDown, with a retry-after header."""
         failures = 0
         while failures < self.attempts:
             await asyncio.sleep(min(LONGEST_PAUSE, self.seconds * 2**failures))
@@ -221,23 +221,23 @@ LOG_TEXT = "%(asctime)s %(levelname)s %(name)s%(request)s: %(message)s"
 
 
 class TextLines(logging.Formatter):
-    """A line for people."""
+    """Formats log records as text for people."""
 
     def __init__(self) -> None:
         super().__init__(LOG_TEXT)
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line, with the request's id where there is one."""
+        """The line, with the request's id if there is one."""
         name = request_id.get()
         record.request = f" [{name}]" if name else ""
         return super().format(record)
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object a line: time (UTC), level, logger, message, and what a record has beside."""
+    """Formats a record as a JSON object: time (UTC), level, logger, message and extra fields."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The object; ``fields`` of the record become its own keys."""
+        """The JSON line; the record's ``fields`` become keys of the object."""
         when = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         line = {
             "time": f"{when}.{int(record.msecs):03d}Z",
@@ -253,10 +253,10 @@ class JsonLines(logging.Formatter):
 
 
 def start_logging(level: str, form: Literal["text", "json"]) -> None:
-    """Send everything from ``level`` on to stderr in that form.
+    """Log everything from ``level`` on to stderr in the given form.
 
-    Of ``httpx`` warnings alone: it has a line for every request to an engine's servers, and a
-    search makes hundreds.
+    ``httpx`` logs warnings only, except at ``debug``: it logs a line for every request to an
+    engine's servers, and a search makes hundreds.
     """
     handler = logging.StreamHandler()
     handler.setFormatter(JsonLines() if form == "json" else TextLines())

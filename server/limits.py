@@ -1,4 +1,4 @@
-"""Searches within a key's limits, and the most that one can come to."""
+"""Applies a key's limits to searches, and computes the most tokens that a search can draw."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from server.api_keys import ApiKey
 def apply_limits(
     spec: SearchSpec, key: ApiKey, *, seed: int, trajectory_tokens: int | None = None
 ) -> SearchSpec:
-    """The spec with a seed and within the key's limits. Raises ApiError naming what is over one.
+    """The spec with a seed and within the key's limits. Raises ApiError naming a field over one.
 
-    ``seed`` is taken when the spec has none; of two limits on a trajectory the smaller holds. What
-    is not given is lowered to the limit without a word, what is given never.
+    ``seed`` is used if the spec has none; of two limits on a trajectory the smaller holds. Defaults
+    are lowered to the limit silently; a field that the client has set over its limit is refused.
     """
     set_fields = spec.model_fields_set
     changes: dict[str, Any] = {}
@@ -40,7 +40,7 @@ def apply_limits(
 
 
 def lowered(fields: dict[str, Any], key: ApiKey) -> dict[str, Any]:
-    """Fields of a search that its client did not give, within the key's limits."""
+    """Lower fields that the client did not set itself to the key's limits."""
     most = {"width": key.width, "max_depth": key.depth, "max_tokens": key.tree_tokens}
     return {
         name: min(value, most[name]) if name in most and value is not None else value
@@ -49,11 +49,11 @@ def lowered(fields: dict[str, Any], key: ApiKey) -> dict[str, Any]:
 
 
 def most_tokens(spec: SearchSpec) -> int:
-    """The most that a tree can come to: every round as wide as may be, every step as long.
+    """The most tokens that a tree can have: every round at full width, every step at full length.
 
-    No round draws more children than the width. A policy that goes level by level has a round a
-    level; one with expansions has more of them, but draws no more than these come to. Chains and
-    the tree that they seed share the width.
+    No round draws more children than the width. A policy that goes level by level has one round a
+    level; one with an expansion budget has more rounds, but draws no more steps than the budget.
+    Chains and the tree that they seed share the width.
     """
     step = min(spec.step_tokens or spec.max_step_tokens, spec.trajectory_tokens)
     by_expansions = isinstance(POLICIES[spec.policy](spec), ExpansionBudget)

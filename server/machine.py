@@ -1,4 +1,4 @@
-"""What this machine can run models with: memory that is free, CUDA devices, a SGLang to launch."""
+"""What this machine offers for running models: free memory, CUDA devices, a Python with SGLang."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from typing import Literal
 MEMINFO = Path("/proc/meminfo")
 CGROUP = Path("/sys/fs/cgroup")
 SGLANG_ENVIRONMENT = Path(".venv-sglang/bin/python")
-"""Where ``make sglang-env`` puts SGLang."""
+"""The Python of the environment that ``make sglang-env`` creates."""
 SMI_SECONDS = 20.0
-"""For the driver's answer; the first one after boot loads it."""
+"""The most seconds to wait for ``nvidia-smi``; its first call after boot loads the driver."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class CudaDevice:
 def cuda_devices() -> tuple[CudaDevice, ...]:
     """The GPUs that a process started here may use, by ``nvidia-smi``: no torch is imported.
 
-    ``CUDA_VISIBLE_DEVICES`` is heeded. Empty where there is no driver, or it does not answer.
+    ``CUDA_VISIBLE_DEVICES`` is respected. Empty if there is no driver or it does not answer.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     smi = shutil.which("nvidia-smi")
@@ -50,24 +50,24 @@ def cuda_devices() -> tuple[CudaDevice, ...]:
 
 
 def _device(line: str) -> CudaDevice | None:
-    """Of a line such as ``NVIDIA H100 80GB HBM3, 81559``; None where the memory is not told."""
+    """Parse a line such as ``NVIDIA H100 80GB HBM3, 81559`` (MiB); None without the memory."""
     name, _, mebibytes = line.rpartition(", ")
     return CudaDevice(name, int(mebibytes) << 20) if mebibytes.strip().isdecimal() else None
 
 
 def launch_device() -> Literal["cuda", "cpu"]:
-    """Where SGLang runs here: ``cuda`` where there is a device, else ``cpu``."""
+    """The device that SGLang runs on here: ``cuda`` if there is a CUDA device, else ``cpu``."""
     return "cuda" if cuda_devices() else "cpu"
 
 
 def sglang_python() -> Path:
-    """The Python that SGLang is installed in: this one, or else that of ``SGLANG_ENVIRONMENT``,
-    whether or not it is there."""
+    """The Python that has SGLang: this one if it can import it, else ``SGLANG_ENVIRONMENT``, which
+    may not exist."""
     return Path(sys.executable) if find_spec("sglang") else SGLANG_ENVIRONMENT
 
 
 def free_memory() -> int | None:
-    """Bytes of memory that processes started here may take; None where that is not told."""
+    """The bytes of memory that processes started here may use; None if that is unknown."""
     sizes = [size for size in (_available(), _free_in_container()) if size is not None]
     return min(sizes, default=None)
 
@@ -81,7 +81,7 @@ def _available() -> int | None:
 
 
 def _free_in_container() -> int | None:
-    """Of a container's own limit; files that are cached would be given back."""
+    """The bytes left under a container's limit, with cached files counted as free."""
     with suppress(OSError, ValueError):
         most = int((CGROUP / "memory.max").read_text())
         usage = int((CGROUP / "memory.current").read_text())

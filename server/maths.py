@@ -1,10 +1,10 @@
 r"""Whether two answers to a maths question are equal, by ``math-verify``, within stated sizes.
 
-Its time limits are wall-clock ones, which would make an answer depend on the machine's load, and
-they need signals; so they are off, and what could take long is never handed to it. Only LaTeX of
-known commands, a few brackets deep, is parsed, since the parser's time grows exponentially with
-depth and some commands, such as ``\binom``, are worked out as they are read. Only expressions that
-stay small when multiplied out are compared. Any other answers are compared as they are written.
+Its time limits are off: they are wall-clock ones, which would make an answer depend on the
+machine's load, and they need signals. Instead, it never gets input that could take long. Only LaTeX
+of known commands, a few brackets deep, is parsed, since the parser's time grows exponentially with
+depth and some commands, such as ``\binom``, are evaluated while parsing. Only expressions that
+stay small when multiplied out are compared. All other answers are compared as strings.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ for library in ("math_verify.parser", "math_verify.grader"):
 
 MOST_CHARACTERS = 120
 MOST_BRACKETS = 5
-"""Brackets within brackets."""
+"""The deepest nesting of brackets."""
 MOST_DIGITS = 40
 MOST_PARTS = 60
-"""Operators, numbers and symbols of an expression."""
+"""The most operators, numbers and symbols of an expression."""
 MOST_PARTS_SOLVED = 24
-"""The same of an equation or an inequality: these are solved, so they must be polynomials, too."""
+"""The same for an equation or inequality, which is solved and so must be polynomial, too."""
 MOST_POWER_SOLVED = 2
 MOST_TERMS = 60
-"""Terms of an expression when all powers of sums are multiplied out."""
+"""The most terms of an expression when all powers of sums are multiplied out."""
 MOST_POWER = 16
 MOST_COMPARED = 128
-"""Pairs of answers handed to math-verify in one search; beyond them the spelling decides."""
+"""The most pairs of answers that math-verify compares in a search; others differ by spelling."""
 ONE_AT_A_TIME = Lock()
 FAR = 1e-5
 """Values further apart than this, absolutely and relatively, are not equal to six decimals."""
@@ -81,7 +81,7 @@ SOLVED = (Relational, sympy.And)
 class Maths:
     """The comparisons of one search's answers; each answer is parsed once.
 
-    ``unread``: answers that look like maths but are outside the sizes, or do not parse.
+    ``unread``: the number of answers that look like maths but exceed a size or do not parse.
     """
 
     def __init__(self) -> None:
@@ -92,7 +92,7 @@ class Maths:
     def same(self, first: str, other: str) -> bool:
         """Whether two answers are equal by math-verify, either of them being the reference.
 
-        Searches ask in threads of their own; the parser bears one at a time.
+        Searches call this from their own threads; the parser handles one call at a time.
         """
         with ONE_AT_A_TIME:
             return self._same(first, other)
@@ -119,19 +119,19 @@ class Maths:
 
 @dataclass(frozen=True, slots=True)
 class Expression:
-    """A parsed answer; its ``value`` where its symbols have fixed ones, None if there is none."""
+    """A parsed answer; ``value``: its number at fixed values of its symbols, None without one."""
 
     tree: sympy.Basic
     value: complex | None
 
 
 def looks_like_maths(answer: str) -> bool:
-    """Digits, operators or commands, and no words: 'Paris' is no product of five symbols."""
+    """Whether there are digits, operators or commands, and no words such as 'Paris'."""
     return bool(SIGNS.search(answer)) and not WORDS.search(answer)
 
 
 def read(answer: str) -> Expression | None:
-    """The expression, or None if it does not parse or one of the sizes above is exceeded."""
+    """Parse an answer; None if that fails or one of the sizes above is exceeded."""
     if len(answer) > MOST_CHARACTERS or UNSAFE.search(answer) or _depth(answer) > MOST_BRACKETS:
         return None
     if not COMMANDS.issuperset(COMMAND.findall(answer)):
@@ -173,7 +173,7 @@ def _small(tree: sympy.Basic) -> bool:
 
 
 def _tame(power: sympy.Basic) -> bool:
-    """Whether a power can be worked out: a small exponent, and no towers of numbers."""
+    """Whether a power is cheap to evaluate: a small exponent, and no towers of numbers."""
     base, exponent = (sympy.E, *power.args) if len(power.args) == 1 else power.args
     if isinstance(exponent, sympy.Integer) and isinstance(base, sympy.Number):
         return abs(int(exponent)) * len(str(base)) <= MOST_POWER * MOST_DIGITS
@@ -184,7 +184,7 @@ def _tame(power: sympy.Basic) -> bool:
 
 
 def _terms(tree: sympy.Basic) -> int:
-    """Terms when everything is multiplied out; at least one."""
+    """The number of terms when everything is multiplied out, at least 1."""
     if isinstance(tree, sympy.Pow) and isinstance(tree.args[1], sympy.Integer):
         n, power = _terms(tree.args[0]), abs(int(tree.args[1]))
         return comb(n + power - 1, power)
@@ -204,14 +204,14 @@ def _value(tree: sympy.Basic) -> complex | None:
 
 
 def _differ(left: Expression, right: Expression) -> bool:
-    """Whether their values tell that they are not equal; far cheaper than a proof."""
+    """Whether the values prove that the two are not equal; far cheaper than comparing symbols."""
     if left.value is None or right.value is None:
         return False
     return abs(left.value - right.value) > FAR * max(1.0, abs(left.value))
 
 
 def _far_apart(first: str, other: str) -> bool:
-    """The same for plain numbers, without parsing them."""
+    """Whether two plain numbers are not equal, without parsing them as LaTeX."""
     if not NUMBER.fullmatch(first) or not NUMBER.fullmatch(other):
         return False
     return abs(float(first) - float(other)) > FAR * max(1.0, abs(float(first)))

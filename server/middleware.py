@@ -1,7 +1,7 @@
-"""Around the routes, pure ASGI: a request's id and end, whose it is, and whether it may come in.
+"""Pure ASGI middleware: request ids and access log, authentication, quotas and admission.
 
-Most are turned away before their body is read; a place is taken once it is whole. A client that
-leaves takes along whatever its request is doing just then.
+Most refusals come before the body is read; a place is taken once the body is complete. When a
+client disconnects, the work for its request is cancelled.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ log = logging.getLogger("hedgerow.access")
 GOOD_ID = re.compile(r"[\x21-\x7e]{1,128}")
 BAD = 400
 CLIENT_GONE = 499
-"""What is logged and counted, and seen by nobody, when a client leaves before its answer."""
+"""The status that is logged and counted, but never sent, when a client leaves early."""
 
 
 class RequestMiddleware:
-    """Wraps the app. A client's ``x-request-id`` is echoed if it is short and printable."""
+    """Gives requests their ids and logs them. A short, printable ``x-request-id`` is echoed."""
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self._app = app
@@ -55,7 +55,7 @@ class RequestMiddleware:
         client_id = Headers(scope=scope).get("x-request-id", "")
         name = client_id if GOOD_ID.fullmatch(client_id) else uuid.uuid4().hex
         request_id.set(name)
-        scope["root_path"] = self._settings.root_path  # a proxy may have stripped it, or not
+        scope["root_path"] = self._settings.root_path  # whether or not a proxy has stripped it
         start = time.monotonic()
         status = CLIENT_GONE
 
@@ -76,7 +76,7 @@ class RequestMiddleware:
                 self._metrics.disconnects.inc()
             except StreamAborted as aborted:
                 _log_failure(aborted.__cause__)
-            except Exception:  # the HTTP boundary: logged here, its text goes no further
+            except Exception:  # the HTTP boundary: its text is only logged
                 log.exception("failed")
                 if status == CLIENT_GONE:
                     internal = internal_error()
@@ -84,7 +84,7 @@ class RequestMiddleware:
                     await answer(scope, receive, send_with_id)
             finally:
                 seconds = time.monotonic() - start
-                route = getattr(scope.get("route"), "path", None) or "other"  # closed, unlike paths
+                route = getattr(scope.get("route"), "path", None) or "other"  # paths are unbounded
                 self._metrics.request_seconds.labels(route, status).observe(seconds)
                 fields = {"route": route, "status": status, "seconds": round(seconds, 3)}
                 key = scope.get("state", {}).get("key")
@@ -94,7 +94,7 @@ class RequestMiddleware:
 
 
 def _log_failure(error: BaseException | None) -> None:
-    """Why a stream was cut: a fault of the server's with where it stands, any other in a line."""
+    """Log why a stream was cut: a fault of the server with its traceback, others in a line."""
     if isinstance(error, Exception) and not unforeseen(error):
         log.warning("the stream failed: %s", error)
     else:
@@ -103,20 +103,20 @@ def _log_failure(error: BaseException | None) -> None:
 
 OPEN = frozenset({"/", "/health", "/ready"})
 PLAYGROUND = "/playground/"
-"""What lies below is open as well: the page has a field for the key."""
+"""Paths below this need no key: the page has a field for it."""
 SEARCH_PATHS = frozenset(
     {
         *("/v1/chat/completions", "/v1/completions", "/v1/responses"),
         *("/v1/search", "/v1/score", "/score"),
     }
 )
-"""POST to these wants an engine; so does POST to ``/v1/search/ID/branch``."""
+"""POST to these needs an engine, as does POST to ``/v1/search/ID/branch``."""
 
 
 class AuthMiddleware:
-    """Wraps the app; puts ``key`` and, where a tree may grow, ``slot`` into the request's state.
+    """Puts ``key`` and, if a tree may grow for it, ``slot`` into the request's state.
 
-    What is done for a request with a key ends when its client leaves, whatever it is by then.
+    The work for a request with a key is cancelled when its client disconnects.
     """
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
@@ -143,14 +143,14 @@ class AuthMiddleware:
             await self._app(scope, receive, send)
             return
         try:
-            unread, body = [body], None  # nobody holds a body that has been read
+            unread, body = [body], None  # so that the body is freed once it is read
             await while_connected(self._app, scope, unread, receive, send)
         finally:
             if slot is not None:
                 slot.close()
 
     def _let_in(self, scope: Scope, state: dict[str, Any]) -> bool:
-        """Whether a tree may grow for it. Raises ApiError for a request that may not come in."""
+        """Whether a tree may grow for the request. Raises ApiError if the request is refused."""
         path = scope["path"].removeprefix(scope.get("root_path", ""))
         authorization = [value for name, value in scope["headers"] if name == b"authorization"]
         if path in OPEN or path.startswith(PLAYGROUND):
@@ -172,7 +172,7 @@ class AuthMiddleware:
         return searches
 
     def _slot(self, state: dict[str, Any], size: int) -> QueueSlot:
-        """A place, now that the body is whole; while it came, much may have changed."""
+        """Take a place once the body is complete; check again what may have changed meanwhile."""
         self._must_be_able(state["key"])
         state["slot"] = self._service.admission.take(state["key"], size)
         return state["slot"]
@@ -186,11 +186,11 @@ class AuthMiddleware:
 async def while_connected(
     app: ASGIApp, scope: Scope, unread: list[bytes], receive: Receive, send: Send
 ) -> None:
-    """Have ``app`` answer a request whose body is whole, and cancel it when the client leaves.
+    """Have ``app`` answer a request whose body is complete; cancel that if the client leaves.
 
-    ``unread``: the body, which is taken out when it is read.
+    ``unread``: a list with the body, which is removed when the app reads it.
 
-    Raises ClientLeft then; otherwise what the app raises.
+    Raises ClientLeft if the client left before the answer; otherwise what the app raises.
     """
     complete = False
     disconnect = asyncio.create_task(_until_client_leaves(receive))
@@ -209,7 +209,7 @@ async def while_connected(
     task = asyncio.ensure_future(app(scope, receive_rest, send_noted))
     try:
         await asyncio.wait({task, disconnect}, return_when=asyncio.FIRST_COMPLETED)
-        too_soon = not (task.done() or complete)  # servers tell of a disconnect after an answer too
+        too_soon = not (task.done() or complete)  # servers send a disconnect after an answer too
         if not too_soon:
             await _wait_for(task)
     finally:
@@ -228,7 +228,7 @@ async def _wait_for(task: asyncio.Future[None]) -> None:
 
 
 def forget_body(request: Request) -> None:
-    """What was sent has been understood: while the request waits, its bytes need not."""
+    """Free the body's bytes, once it is parsed, before the request waits for its turn."""
     request._body = b""
 
 

@@ -1,5 +1,5 @@
-"""Brings the models that settings name to this disk, at a start: from the hub, or as a bundled
-model's files are made. What is whole here already is taken as it is, and no network is asked."""
+"""Provides the files of the models that the settings name: downloads them from the hub, or makes
+those of a bundled model. Files that are complete here are used as they are, without network."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from server.settings import Settings, SettingsError, option, settings_by_name, v
 log = logging.getLogger("hedgerow")
 
 DESCRIPTION = ("*.json", "*.jinja", "*.model", "*.txt")
-"""Configuration and tokenizer: what says whether the weights can be used here at all."""
+"""Configuration and tokenizer, which decide whether the weights can be used here at all."""
 WEIGHTS, OLD_WEIGHTS = "*.safetensors", "*.bin"
 
 
 HUB_SECONDS = 10.0
-"""For the hub's first answer; without a network there is none."""
+"""The most seconds to wait for the hub's first answer, which never comes without a network."""
 
 
 def with_models(settings: Settings, *, weights: bool = True) -> Settings:
-    """The settings with every model's files here, and what follows from them.
+    """Get the models' files; return the settings with the values that follow from them.
 
-    A model is first downloaded without its weights: what cannot run here is refused before they
-    are, and models of running servers need none here. Raises SettingsError naming the key, what was
-    tried and how to go on.
+    Weights are downloaded last: a model that cannot run here is refused before, and models of
+    running servers need no weights here. Raises SettingsError naming the key, what was tried and
+    how to go on.
     """
     settings = _with_bundled_files(settings)
     weights = weights and settings.engine_way not in OTHERS_RUN
@@ -52,7 +52,7 @@ def with_models(settings: Settings, *, weights: bool = True) -> Settings:
 
 
 def _keys(settings: Settings) -> Iterator[str]:
-    """The settings whose checkpoints will be read."""
+    """Yield the names of the settings whose checkpoints will be loaded."""
     yield from ("policy_model", "reward_model")
     if settings.draft != "off":
         yield "draft_model"
@@ -61,7 +61,7 @@ def _keys(settings: Settings) -> Iterator[str]:
 
 
 def _missing(settings: Settings, key: str, weights: bool) -> str | None:
-    """The hub's name of a model whose files are not all here, or without ``weights`` none."""
+    """The hub's name of a model if files of it are missing (without ``weights``: config.json)."""
     checkpoint: Path | None = getattr(settings, key)
     name = None if checkpoint is None else hub_name(checkpoint)
     if checkpoint is None or name is None:
@@ -87,12 +87,12 @@ def is_whole(folder: Path) -> bool:
 
 
 def _download(key: str, name: str, revision: str | None, patterns: tuple[str, ...]) -> None:
-    """Get those files of a model; progress is on stderr."""
+    """Download the files of a model that match ``patterns``, with progress on stderr."""
     from huggingface_hub import HfApi, snapshot_download
 
     with _explained(key, name, revision):
         log.info("%s: downloading %s", name, ", ".join(patterns))
-        HfApi().model_info(name, revision=revision, timeout=HUB_SECONDS)  # alone it is not retried
+        HfApi().model_info(name, revision=revision, timeout=HUB_SECONDS)  # fails fast: no retries
         folder = Path(snapshot_download(name, revision=revision, allow_patterns=[*patterns]))
         if WEIGHTS in patterns and not is_whole(folder):
             snapshot_download(name, revision=revision, allow_patterns=[OLD_WEIGHTS])
@@ -100,8 +100,8 @@ def _download(key: str, name: str, revision: str | None, patterns: tuple[str, ..
 
 @contextmanager
 def _explained(key: str, name: str, revision: str | None) -> Iterator[None]:
-    """One line for what the hub's client raises: which setting, what is wrong, how to go on."""
-    from httpx2 import TransportError  # the hub's client does not translate it
+    """Turn errors of the hub's client into SettingsError: setting, problem and how to go on."""
+    from httpx2 import TransportError  # the hub's client passes it on as it is
     from huggingface_hub import errors
     from huggingface_hub.constants import is_offline_mode
 
@@ -130,14 +130,14 @@ def _explained(key: str, name: str, revision: str | None) -> Iterator[None]:
 
 
 def _cause(error: BaseException) -> str:
-    """What lies behind an error of the hub's client, by the name of its kind."""
+    """The class name of the error that first caused this one."""
     while error.__cause__ is not None:
         error = error.__cause__
     return type(error).__name__
 
 
 def what_follows(settings: Settings) -> str | None:
-    """One line on what was not set and follows from the models; None for bundled ones alone."""
+    """A line on the settings derived from the models; None if all models are bundled ones."""
     bundle = bundled(settings.policy_model)
     if bundle is not None and settings.reward_model == bundle.reward:
         return None
@@ -169,7 +169,7 @@ def _catalog_note(row: object) -> str:
 
 
 def _with_bundled_files(settings: Settings) -> Settings:
-    """With the files of a bundled model that are made at the first start."""
+    """The settings with the files of a bundled model, which are made at its first start."""
     name = bundled_name(settings.policy_model)
     policy = BUNDLED_MODELS[name].policy if name else None
     if name is None or not callable(policy):
@@ -183,5 +183,5 @@ def _with_bundled_files(settings: Settings) -> Settings:
 
 
 def _reloaded(settings: Settings, changes: dict[str, Any]) -> Settings:
-    """The settings anew: what stood on ``auto`` follows from the files that are here now."""
+    """The settings with ``changes``; those on ``auto`` are derived anew from the files now here."""
     return settings_by_name(settings.model_dump(exclude_unset=True) | changes)

@@ -1,6 +1,6 @@
-"""What follows from the models that are named: settings that stand on ``auto``.
+"""Derives the settings that are on ``auto`` from the models that are named.
 
-Nothing is downloaded here, and nothing of a model's weights is read.
+Nothing is downloaded here, and no weights are read.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 def bundled(policy: Path | None) -> BundledModel | None:
-    """The bundled model that ``policy`` is the checkpoint of."""
+    """The bundled model whose checkpoint ``policy`` is; None if it is not a bundled one."""
     name = bundled_name(policy)
     return None if name is None else BUNDLED_MODELS[name]
 
 
 def served_name(policy: Path | None) -> str:
-    """A bundled model's name, one on the hub, or the folder's own."""
+    """The name to serve a model by: its bundled name, its name on the hub, or the folder's."""
     if policy is None:
         return "model"
     name = bundled_name(policy) or hub_name(policy)
@@ -36,7 +36,7 @@ def served_name(policy: Path | None) -> str:
 
 
 def profile_of(policy: Path | None) -> str:
-    """The profile of a known policy model; of any other the plain one."""
+    """The profile of a known policy model; PLAIN_PROFILE for any other."""
     if policy is None:
         return PLAIN_PROFILE
     bundle, row = bundled(policy), public_policy(policy)
@@ -44,7 +44,7 @@ def profile_of(policy: Path | None) -> str:
 
 
 def format_of(policy: Path | None, reward: Path | None) -> str:
-    """The reward format of a known reward model, ``none`` without one; ``auto``: not known."""
+    """The reward format of a known reward model, ``none`` without one, ``auto`` if unknown."""
     if reward is None:
         return "none"
     bundle, row = bundled(policy), public_reward_model(reward)
@@ -56,10 +56,10 @@ def format_of(policy: Path | None, reward: Path | None) -> str:
 def engine_for(
     policy: Path | None, reward: Path | None, python: Path
 ) -> Literal["embedded", "sglang"]:
-    """What runs models where neither ``--launch`` nor URLs say it.
+    """The engine for models if neither ``--launch`` nor URLs decide it.
 
-    ``python``: of SGLang's environment, which may not be there. Raises ValueError, with the line
-    to type, for models that nothing here can run.
+    ``python``: that of SGLang's environment, which may not exist. Raises ValueError, with the line
+    to type, for models that no engine can run here.
     """
     if policy is None or bundled(policy):
         return "embedded"
@@ -83,7 +83,7 @@ def engine_for(
 
 
 def _embedded_bytes(checkpoint: Path) -> int:
-    """Of a checkpoint's weights on the embedded engine; 0 of one that is not here yet."""
+    """The bytes of a checkpoint's weights on the embedded engine; 0 if it is not here yet."""
     if not config_of(checkpoint):
         return 0
     return weight_bytes(ModelConfig.from_checkpoint(checkpoint), FLOAT_BYTES)
@@ -94,7 +94,7 @@ def _name(checkpoint: Path) -> str:
 
 
 def _elsewhere(policy: Path, python: Path) -> str:
-    """How to run it all the same."""
+    """A hint how to run the model with SGLang instead."""
     name = _name(policy)
     if machine.cuda_devices():
         return (

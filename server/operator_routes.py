@@ -1,4 +1,4 @@
-"""Routes for operators and for clients that look before they ask: models, health, metrics."""
+"""Routes for operators, and for clients to look up models: models, usage, health, metrics."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from server.settings import Settings
 
 OWNER = "hedgerow"
 EPOCH = 1_767_225_600
-"""``created`` of the models: some clients need a time, and it must not change between starts."""
+"""``created`` of all models: some clients need it, and it must not change between starts."""
 
 
 def ops_routes(service: Service) -> APIRouter:
-    """The routes, bound to a service."""
+    """Create the routes of a service."""
     router = APIRouter()
 
     @router.get("/v1/models")
@@ -79,7 +79,7 @@ def _names(service: Service) -> list[str]:
 
 
 async def _usage_of(service: Service) -> Usage | None:
-    """What a model's engine holds and has done; None if it does not say so in time."""
+    """A model's engine's usage; None if the engine does not answer within ``ready_seconds``."""
     try:
         async with asyncio.timeout(service.settings.ready_seconds):
             return await service.runner.engine.usage()
@@ -88,7 +88,7 @@ async def _usage_of(service: Service) -> Usage | None:
 
 
 def _model(name: str, settings: Settings) -> dict[str, object]:
-    """OpenAI's description, and what judges its steps; where the operator has that is not told."""
+    """OpenAI's description and what judges steps, without the operator's paths and URLs."""
     return {
         "id": name,
         "object": "model",

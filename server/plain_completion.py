@@ -1,4 +1,4 @@
-"""A plain completion: one chain drawn in pieces, so that a stream shows what is already certain."""
+"""Plain completions: one chain drawn in pieces, so that a stream can show certain text early."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from server.reply_text import first_stop, held_back
 
 @dataclass(frozen=True, slots=True)
 class PlainCompletion:
-    """What is wanted: ``prompt`` ids, at most ``limit`` tokens drawn ``piece`` at a time.
+    """A request for one plain reply to ``prompt``: ``limit`` tokens at most, ``piece`` at a time.
 
-    ``stop`` strings end the reply and are not part of it; ``seconds`` bounds the whole. ``draw``
-    tells the replies to one request apart. With ``ignore_eos`` the model cannot end it.
-    ``logits``: what else changes the odds; before its ``min_tokens`` no stop string counts either.
-    ``grammar``: the JSON schema that the reply is to fit.
+    ``stop`` strings end the reply and are not part of it; ``seconds`` is the time for all of it.
+    ``draw`` numbers the replies to one request. With ``ignore_eos`` the model cannot end the reply.
+    ``logits``: other sampling parameters; before its ``min_tokens`` stop strings do not count.
+    ``grammar``: the JSON schema that the reply must fit.
     """
 
     prompt: tuple[int, ...]
@@ -62,9 +62,9 @@ async def complete(
 ) -> PlainReply:
     """Draw the reply, calling ``on_text`` with each part of it that can no longer change.
 
-    Noise goes by absolute position under one seed, so the size of the pieces changes nothing.
-    At the deadline the reply is what was drawn by then. Raises EngineError, and ApiError (504) if
-    nothing was. Whatever happens, the engine lets go of the tree, if need be after the reply.
+    Noise depends on the seed and the absolute position, so the size of pieces changes nothing. At
+    the deadline the reply is what was drawn so far. Raises EngineError, and ApiError (504) if
+    nothing was. In every case the engine releases the tree, if need be after the reply.
     """
     deadline = Deadline(time.monotonic, time.monotonic() + request.seconds)
     limit = min(request.limit, engine.capabilities.context_tokens - len(request.prompt))
@@ -72,7 +72,7 @@ async def complete(
         raise PrefixTooLong(f"{len(request.prompt)} prompt tokens leave no room for a reply")
     try:
         reply = await _chain(request, limit, deadline, engine, tree_id, on_text)
-        with suppress(EngineError, TooLate):  # the reply is whole
+        with suppress(EngineError, TooLate):  # the reply is complete without it
             await within(deadline.releasing(), engine.release(tree_id))
         return reply
     except BaseException:
@@ -91,7 +91,7 @@ async def _chain(
 ) -> PlainReply:
     seed = node_seed(request.seed, "step", (request.draw,))
     start = len(request.prompt)
-    least = 0 if request.grammar is not None else request.logits.min_tokens  # not for JSON
+    least = 0 if request.grammar is not None else request.logits.min_tokens  # JSON has no minimum
     temperature, top_p, logits = request.temperature, request.top_p, request.logits
     sampling = Sampling(
         temperature, top_p, request.stop, request.piece, logits, start, grammar=request.grammar

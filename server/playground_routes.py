@@ -1,4 +1,4 @@
-"""The playground at ``/``: plain modules and styles out of ``server/playground``, nothing else."""
+"""The playground at ``/``: static files from ``server/playground`` and the facts they need."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ HEADERS = {
     "x-content-type-options": "nosniff",
 }
 TAUGHT = "sprig"
-"""The bundled model that knows its tasks alone."""
+"""The bundled model that can answer its own tasks only."""
 KNOWN_FORMS = [
     f"^{pattern.pattern}".replace("(?P<", "(?<")
     for pattern in (number_puzzle.QUESTION, blocksworld.QUESTION, story.QUERY)
 ]
-"""How their questions begin, as the page's own expressions."""
+"""Regular expressions, in JavaScript's syntax, for the questions that TAUGHT can answer."""
 EXAMPLES = 3
-"""Questions of each bundled task that are offered."""
+"""The number of questions of each bundled task that the page offers."""
 
 
 class Pages(StaticFiles):
-    """The files, each with the headers that allow it nothing from elsewhere."""
+    """Static files, with headers that forbid loading anything from other origins."""
 
     def file_response(self, *args: Any, **more: Any) -> Response:
-        """The file, or 304 to a browser that has it."""
+        """The response with the file, or 304 if the browser has it."""
         response = super().file_response(*args, **more)
         response.headers.update(HEADERS)
         return response
 
 
 def page_routes(service: Service) -> APIRouter:
-    """The routes, bound to a service; they are open, for the page asks for the key itself."""
+    """Create the page's routes; they need no API key, because the page asks for the key."""
     router = APIRouter(include_in_schema=False)
     pages = Pages(directory=FOLDER)
 
@@ -68,7 +68,7 @@ def page_routes(service: Service) -> APIRouter:
 
 
 def page_facts(service: Service) -> dict[str, Any]:
-    """What the page must know before it asks anything: nothing that a key protects."""
+    """The facts that the page needs before its first request; none is protected by a key."""
     settings = service.settings
     defaults = SearchSpec()
     return {

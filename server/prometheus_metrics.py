@@ -1,4 +1,4 @@
-"""What an operator watches: Prometheus series, all prefixed ``hedgerow_``, in base units.
+"""Metrics for operators: Prometheus series, all prefixed ``hedgerow_``, in base units.
 
 Labels come from closed sets only: policies, stop reasons, routes, the models that are served
 (``served``), an engine's models by their part (``model``), the names of configured keys.
@@ -32,14 +32,14 @@ GOODPUT = (1, 3, 10, 30, 100, 300, 1000, 3000)
 NODES = (1, 4, 16, 64, 256, 1024, 4096)
 ABOUT = ("engine", "kernel", "model", "version")
 
-disable_created_metrics()  # a second series for each counter and bucket that nobody reads
+disable_created_metrics()  # they would add an unused series per counter and bucket
 
 
 class Metrics:
     """The series of one server, in a registry of its own."""
 
     def __init__(self) -> None:
-        """Nothing is served yet."""
+        """Register all series, without a model."""
         self.registry = CollectorRegistry()
         self.engines = EngineSeries()
         self.registry.register(self.engines)
@@ -92,14 +92,14 @@ class Metrics:
         )
 
     def serves(self, model: str, engine: str, version: str, kernel: str = "") -> None:
-        """Say that a model is served, by which engine, what computes its attention, and what
-        version of this server does so."""
+        """Set the ``info`` series of a model: its engine, the kernel that computes attention and
+        this server's version."""
         self._info.labels(model=model, engine=engine, version=version, kernel=kernel).set(1)
         self.engine_restarts.labels(model)
 
     @contextmanager
     def in_flight_of(self, policy: str) -> Iterator[None]:
-        """A search under way; one that does not come to its end is counted here."""
+        """Count a search as running; count it as cancelled or failed if it raises."""
         with self.in_flight.labels(policy).track_inprogress():
             try:
                 yield
@@ -128,7 +128,7 @@ class Metrics:
             self.goodput.observe(stats.precise_goodput)
 
     def text(self) -> bytes:
-        """The exposition format."""
+        """All series in Prometheus' text format."""
         return generate_latest(self.registry)
 
     def _count(self, name: str, what: str, *labels: str) -> Counter:
@@ -142,7 +142,7 @@ class Metrics:
 
 
 class EngineSeries(Collector):
-    """Series read off the last report of every engine, by the model that it serves."""
+    """Collects series from the last usage report of every engine, by the model that it serves."""
 
     def __init__(self, counters: type[EngineCounters] = EngineCounters) -> None:
         self._counters = counters
@@ -150,13 +150,13 @@ class EngineSeries(Collector):
         self._up: dict[str, float] = {}
 
     def note_usage(self, model: str, usage: Usage | None) -> None:
-        """Take in what a model's engine answered this scrape, None if it did not."""
+        """Store what a model's engine reported for this scrape, None if it did not answer."""
         self._up[model] = float(usage is not None)
         if usage is not None:
             self._reports[model] = usage
 
     def collect(self) -> Iterable[Metric]:
-        """Called at every scrape."""
+        """Yield the metrics; the registry calls this at every scrape."""
         up = {(model,): up for model, up in self._up.items()}
         what = "1 when the engine answered this scrape."
         yield _family(GaugeMetricFamily, "engine_up", what, ("served",), up)
@@ -179,7 +179,7 @@ class EngineSeries(Collector):
 
 
 Values = Mapping[tuple[str, ...], float]
-"""A series' values by its labels."""
+"""A series' values by the values of its labels."""
 
 
 def _tokens(usage: Usage) -> Values:
@@ -229,7 +229,7 @@ READINGS: list[tuple[Family, str, str, tuple[str, ...], Callable[[Usage], Values
     ),
     (GaugeMetricFamily, "branches", "Branches in the engine.", ("state",), _branches),
 ]
-"""What is read off an engine's report: kind, name, meaning, labels and values of each series."""
+"""The series of an engine's report: kind, name, meaning, labels and values of each."""
 
 
 def _family(

@@ -1,4 +1,4 @@
-"""What a model is asked: a chat's messages, under its template, as tokens."""
+"""Builds prompts: a chat's messages under the model's chat template, as token ids."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 
 def plain_messages(messages: list[Message], most: int) -> list[dict[str, Any]]:
-    """Messages as the chat template takes them: text parts joined, developer as system, earlier
-    calls of tools with their arguments as objects.
+    """Convert messages for the chat template: text parts are joined, ``developer`` becomes
+    ``system``, the arguments of earlier tool calls become objects.
 
-    Raises ApiError naming the message and the part that cannot be.
+    Raises ApiError naming the message and the part that is invalid.
     """
     if len(messages) > most:
         raise bad_value("messages", f"at most {most} messages are allowed, got {len(messages)}")
@@ -49,7 +49,7 @@ def _plain(message: Message, name: str) -> dict[str, Any]:
 
 
 def goes_on(request: ChatRequest, messages: list[dict[str, Any]], *, searched: bool) -> bool:
-    """Whether the reply is the rest of the last message. Raises ApiError where it cannot be."""
+    """Whether the reply continues the last message. Raises ApiError if it cannot."""
     name, starts = "continue_final_message", request.add_generation_prompt
     if not request.continue_final_message:
         if starts is False:
@@ -65,7 +65,7 @@ def goes_on(request: ChatRequest, messages: list[dict[str, Any]], *, searched: b
 
 
 def question_of(messages: list[dict[str, Any]]) -> str:
-    """What a reward model and a task see: the last thing the user said."""
+    """The question for reward models and tasks: the user's last message, else the last one."""
     questions = [message["content"] for message in messages if message["role"] == "user"]
     return questions[-1] if questions else messages[-1]["content"]
 
@@ -92,8 +92,8 @@ def _part(part: Any, name: str) -> str:
 def under_profile(
     messages: Sequence[Mapping[str, Any]], profile: Profile
 ) -> list[Mapping[str, Any]]:
-    """Messages as a search puts them to the model: after the profile's system message, where they
-    have none of their own."""
+    """The messages that a search sends to the model: the profile's system message comes first if
+    they have none of their own."""
     if profile.system is None or any(message["role"] == "system" for message in messages):
         return list(messages)
     return [{"role": "system", "content": profile.system}, *messages]
@@ -108,9 +108,9 @@ async def build_prompt(
     continues: bool = False,
     tools: Sequence[dict[str, Any]] = (),
 ) -> Problem:
-    """Messages under the chat template, after the profile's system message if they are searched
-    for; ``rest``: the last one is gone on with; ``tools``: that the model is told of. Raises
-    ApiError if they do not fit the context, or for a call that the template leaves out."""
+    """Encode messages under the chat template, for a search with the profile's system message.
+    ``continues``: the reply continues the last message; ``tools``: those the model may call. Raises
+    ApiError if the prompt exceeds the context, or for a tool call that the template leaves out."""
     conversation = under_profile(messages, service.profile) if searched else messages
     if any("tool_calls" in message or message["role"] == "tool" for message in conversation):
         must_be_rendered(messages, await tool_template(service))
@@ -132,7 +132,7 @@ async def build_prompt(
 async def _tokens(
     encode: Callable[[Text], list[int]], size: int, field: str, service: Service, key: ApiKey
 ) -> tuple[int, ...]:
-    """A prompt's ids, of ``size`` characters."""
+    """Encode a prompt of ``size`` characters. Raises ApiError if it is too long or empty."""
     try:
         prompt = await service.tokenizing.run(service.text, size, encode)
     except PrefixTooLong as error:
@@ -150,7 +150,7 @@ async def _tokens(
 async def prompt_tokens(
     field: str, prompt: Prompt, service: Service, key: ApiKey
 ) -> tuple[int, ...]:
-    """A text completion's ids. Raises ApiError for ids that are none of the model's."""
+    """The ids of a text completion's prompt. Raises ApiError for ids outside the vocabulary."""
     if isinstance(prompt, str):
         size = len(prompt)
         return await _tokens(lambda text: text.encode_prompt(prompt), size, field, service, key)
@@ -161,6 +161,6 @@ async def prompt_tokens(
 
 
 def thinks(prompt: Sequence[int], service: Service) -> bool:
-    """Whether a conversation's prompt has opened the reply's thought: as the template does, not as
-    somebody's words may."""
+    """Whether the prompt opens the reply's thought because the chat template does so, not because a
+    message ends with the tag."""
     return service.thinks and opens_reasoning(prompt, service.text.encode)

@@ -1,4 +1,4 @@
-"""What each key has used, and what is left of its quota."""
+"""Counts the tokens that each key has used, and checks quotas."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ DAY = 24 * 60 * 60
 
 @dataclass(slots=True)
 class KeyUsage:
-    """One key's sums. Tokens are logical, as in a response's ``usage``.
+    """One key's totals. Tokens are counted as in a response's ``usage``.
 
-    ``tokens_today``: of both kinds, since midnight UTC.
+    ``tokens_today``: prompt and completion tokens since midnight UTC.
     """
 
     requests: int = 0
@@ -32,19 +32,19 @@ class KeyUsage:
 
 @dataclass(slots=True)
 class ReplyTokens:
-    """What one reply has come to so far, in tokens."""
+    """The prompt and completion tokens of one reply so far."""
 
     prompt: int
     completion: int = 0
 
     def on_event(self, event: Event) -> None:
-        """Count the tokens of a step."""
+        """Count the tokens of a new step."""
         if isinstance(event, Expanded):
             self.completion += len(event.tokens)
 
 
 class Quotas:
-    """The accounts of all keys, told to the metrics too."""
+    """The usage of all keys, also counted in the metrics."""
 
     def __init__(
         self, names: Sequence[str], metrics: Metrics, clock: Callable[[], float] = time.time
@@ -58,7 +58,7 @@ class Quotas:
     def must_have_left(self, key: ApiKey) -> None:
         """Raises ApiError (429) for a key that has used up its tokens.
 
-        A reply that was begun before that is finished, and may overdraw the quota.
+        A reply that has started is finished, so the quota may be exceeded by it.
         """
         account = self._account(key.name)
         total = account.prompt_tokens + account.completion_tokens
@@ -73,10 +73,10 @@ class Quotas:
     def booking(
         self, key: ApiKey, prompt: int, *, searched: bool, request: bool = True
     ) -> Iterator[ReplyTokens]:
-        """Books what a reply comes to, also if it fails or its client leaves midway.
+        """Book the tokens of a reply, also if it fails or its client leaves midway.
 
-        One that has drawn nothing, and read nothing beyond its ``prompt`` tokens, costs nothing.
-        ``request``: it is one, and no further part of one that is booked already.
+        A reply with no completion tokens, and no prompt tokens beyond ``prompt``, costs nothing.
+        ``request``: count a request; False for a further part of one that is counted already.
         """
         usage = ReplyTokens(prompt)
         try:
@@ -86,11 +86,11 @@ class Quotas:
                 self._book(key, usage, searched, request)
 
     def account(self, name: str) -> dict[str, Any]:
-        """One key's sums under its name."""
+        """One key's name and totals, for the usage routes."""
         return {"key": name, **asdict(self._account(name))}
 
     def all(self) -> list[dict[str, Any]]:
-        """Every key's sums."""
+        """The name and totals of every key."""
         return [self.account(name) for name in self._accounts]
 
     def _book(self, key: ApiKey, usage: ReplyTokens, searched: bool, request: bool) -> None:
@@ -104,9 +104,9 @@ class Quotas:
         self._metrics.key_tokens.labels(key.name, "completion").inc(usage.completion)
 
     def _account(self, name: str) -> KeyUsage:
-        """A key's account; a new day begins with none of its tokens.
+        """A key's usage, after resetting all keys' ``tokens_today`` if a new day has begun.
 
-        Days go forwards only: a clock that is set back gives no quota twice.
+        A clock that is set back does not begin a day again, so no quota is given twice.
         """
         today = int(self._clock()) // DAY
         if today > self._day:

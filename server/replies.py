@@ -1,4 +1,4 @@
-"""What goes back: completions and chunks in OpenAI's two formats, documents of ``/v1/search``."""
+"""Formats responses: completions and chunks in OpenAI's two formats, ``/v1/search`` documents."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class WrittenReplies:
-    """What was written of the trajectories that a search has chosen, and these as they are told."""
+    """The JSON replies written for the trajectories that a search chose, and their reasoning."""
 
     draws: DrawnReplies
     reasoning: list[str]
 
 
 class CompletedReply:
-    """A finished reply: its choices (text and why it ended), its usage, its ``search`` object."""
+    """A finished reply: its choices (text and finish reason), usage and ``search`` object."""
 
     def __init__(
         self,
@@ -40,9 +40,9 @@ class CompletedReply:
         logprobs: Sequence[Sequence[ReplyToken]] = (),
         replies: WrittenReplies | None = None,
     ) -> None:
-        """``rounds``: what is told of the search's; ``logprobs``: of the choices' tokens, where
-        these are asked for; ``written``: what stands in the place of the search's own choices,
-        which are reasoning then. Raises ApiError (504) when it has no reply."""
+        """``rounds``: lines about the search's rounds; ``logprobs``: of the choices' tokens, if
+        asked for; ``replies``: replace the search's own choices, which become reasoning.
+        Raises ApiError (504) if the search has no reply."""
         self.rounds, self.logprobs = rounds, logprobs
         self.reasoning = replies.reasoning if replies else []
         self._parsed = parsed
@@ -64,7 +64,7 @@ class CompletedReply:
         self.search = None
 
     def parts(self, index: int) -> tuple[str, str]:
-        """A choice's reasoning, beside what is told of the rounds, and its reply."""
+        """A choice's reasoning, without the lines about rounds, and its reply."""
         text, _ = self.choices[index]
         return (
             (self.reasoning[index], text) if self.reasoning else self._parsed.split_reasoning(text)
@@ -72,7 +72,7 @@ class CompletedReply:
 
 
 class ReplyFormat:
-    """``/v1/chat/completions``: how the replies to one request look, whole or in chunks."""
+    """``/v1/chat/completions``: formats the replies to one request, whole or in chunks."""
 
     kind = "chat.completion"
     chunk_kind = "chat.completion.chunk"
@@ -106,12 +106,12 @@ class ReplyFormat:
         finish_reason: str | None = None,
         tokens: Sequence[ReplyToken] | None = None,
     ) -> dict[str, Any]:
-        """A chunk of one choice; without ``text`` it says nothing. ``tokens``: those whose
-        log-probabilities it tells."""
+        """A chunk of one choice, with an empty delta if ``text`` is None. ``tokens``: those whose
+        log-probabilities it has."""
         return self._chunk(self._choice(index, finish_reason, tokens) | self._more(text))
 
     def opening(self, index: int) -> list[dict[str, Any]]:
-        """A stream's first chunk for a choice: the role. None where there are no roles."""
+        """A stream's first chunks for a choice: the role, or a text completion's echo, if any."""
         forced = self._parsed.calls is not None and self._parsed.calls.forced
         delta = {"role": "assistant", "content": None if forced else ""}
         return [self._chunk(self._choice(index) | {"delta": delta})]
@@ -119,16 +119,16 @@ class ReplyFormat:
     def reasoning(
         self, index: int, text: str, tokens: Sequence[ReplyToken] | None = None
     ) -> list[dict[str, Any]]:
-        """A piece of a thought or of what the search does, as ``reasoning_content``, which several
-        clients show apart from the reply. None where there is no place for it."""
+        """Chunks with a piece of a thought or a line about the search as ``reasoning_content``,
+        which several clients show apart from the reply. Empty for formats without such a field."""
         delta = {"reasoning_content": text}
         return [self._chunk(self._choice(index, None, tokens) | {"delta": delta})]
 
     def pieces(
         self, index: int, parts: Parts, tokens: Sequence[ReplyToken] | None = None
     ) -> list[dict[str, Any]]:
-        """The chunks for parts of a choice, any of which may be empty. The last of them tells of
-        the ``tokens``."""
+        """The chunks for parts of a choice, any of which may be empty. The last chunk has the
+        log-probabilities of ``tokens``."""
         thought, text, calls = parts
         chunks: list[dict[str, Any]] = []
         if thought:
@@ -142,7 +142,7 @@ class ReplyFormat:
         return chunks
 
     def usage(self, counts: dict[str, Any]) -> dict[str, Any]:
-        """The last chunk, for clients that asked for the usage."""
+        """The last chunk, sent to clients that asked for the usage."""
         return self._head(self.chunk_kind) | {"choices": [], "usage": counts}
 
     def _message(self, thought: str, text: str, calls: list[dict[str, Any]]) -> dict[str, Any]:
@@ -154,7 +154,7 @@ class ReplyFormat:
         return {"message": message | ({"reasoning_content": thought} if thought else {})}
 
     def _calls(self, index: int, deltas: Sequence[CallDelta]) -> list[dict[str, Any]]:
-        """Calls of a choice, whole or in part: what begins one has its id and name."""
+        """The JSON of a choice's calls, whole or in part; the first part has id and name."""
         calls = []
         for place, name, arguments in deltas:
             if name is None:
@@ -177,7 +177,7 @@ class ReplyFormat:
         return chat_logprobs(tokens, self._text)
 
     def _echo(self, index: int) -> str:
-        """What stands before a choice."""
+        """The prompt to repeat before a choice's text, empty unless ``echo`` was asked for."""
         return self._parsed.echoes[index] if self._parsed.echoes else ""
 
     def _more(self, text: str | None) -> dict[str, Any]:
@@ -198,7 +198,7 @@ class ReplyFormat:
 
 
 class TextFormat(ReplyFormat):
-    """``/v1/completions``: the text alone."""
+    """``/v1/completions``: formats texts without roles, reasoning or tool calls."""
 
     kind = chunk_kind = "text_completion"
 
@@ -221,18 +221,18 @@ class TextFormat(ReplyFormat):
 
 
 def finish_reason(finish: str, *, called: bool) -> str:
-    """Why a choice ended, in OpenAI's words."""
+    """A choice's ``finish_reason`` in OpenAI's words; ``called``: whether it has a call."""
     return "tool_calls" if called and finish == "stop" else finish
 
 
 def reply_format(parsed: ParsedRequest, fingerprint: str, text: Text) -> ReplyFormat:
-    """How the replies to a request look."""
+    """The formatter for a request: of chat or of text completions."""
     return (ReplyFormat if parsed.chat else TextFormat)(parsed, fingerprint, text)
 
 
 def best_choices(parsed: ParsedRequest, outcome: Outcome) -> list[tuple[int, tuple[str, str]]]:
-    """The replies of the best distinct answers, as many as were wanted and are there: the node of
-    each, its text and why it ended. Raises ApiError (504) where there is none."""
+    """The replies with the best distinct answers, at most ``parsed.choices``: each one's node, text
+    and finish ("stop" or "length"). Raises ApiError (504) if there is none."""
     if outcome.chosen is None:
         raise nothing_finished(outcome.stop_reason.value, outcome.spec.policy)
     nodes = [answer.reply for answer in outcome.answers] or [outcome.chosen]
@@ -245,7 +245,7 @@ def best_choices(parsed: ParsedRequest, outcome: Outcome) -> list[tuple[int, tup
 
 
 def search_usage(outcome: Outcome) -> dict[str, Any]:
-    """OpenAI's usage of a search: the committed tree, the prompt once."""
+    """OpenAI's usage of a search: the tokens of its tree, and the prompt once."""
     stats = outcome.stats
     return usage(stats.prompt_tokens, stats.generated_tokens, stats.reply_tokens)
 
@@ -261,10 +261,10 @@ def usage(prompt: int, generated: int, reply: int) -> dict[str, Any]:
 
 
 def search_part(parsed: ParsedRequest, outcome: Outcome) -> dict[str, Any]:
-    """The response's own ``search`` object: enough to grow the same tree again.
+    """The response's ``search`` object, with all that is needed to grow the same tree again.
 
-    ``votes`` are classes of equal answers, the heaviest first; they and ``unanswered``, the replies
-    without an answer, add up to the finished ones.
+    ``votes``: classes of equal answers, the heaviest first. Their counts and ``unanswered``, the
+    number of replies without an answer, add up to the number of finished replies.
     """
     return {
         "schema_version": SCHEMA_VERSION,
@@ -285,7 +285,7 @@ def search_part(parsed: ParsedRequest, outcome: Outcome) -> dict[str, Any]:
 
 
 def search_document(parsed: ParsedRequest, outcome: Outcome, fingerprint: str) -> dict[str, Any]:
-    """The response of ``POST /v1/search``, tree included."""
+    """The response of ``POST /v1/search``, with the tree."""
     part, continuation = search_part(parsed, outcome), parsed.continuation
     return {
         "id": parsed.id,

@@ -1,4 +1,4 @@
-"""What is told of a reply while it grows."""
+"""Events of a reply while it is drawn."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from server.reply_logprobs import ReplyToken
 
 @dataclass(frozen=True, slots=True)
 class Certain:
-    """A part of a choice's text that can no longer change; ``tokens``: all of its text so far, if
-    their log-probabilities are asked for and known."""
+    """A part of a choice's text that can no longer change; ``tokens``: of all its text so far,
+    if their log-probabilities are asked for and known."""
 
     index: int
     text: str
@@ -20,7 +20,7 @@ class Certain:
 
 @dataclass(frozen=True, slots=True)
 class ReasoningPart:
-    """A part of what is told apart from the first choice, as its reasoning."""
+    """A part of the first choice's reasoning, which is shown apart from its text."""
 
     text: str
 

@@ -16,7 +16,7 @@ from server.request_models import ChatRequest, TextRequest
 
 
 def chat_top_logprobs(request: ChatRequest, able: Capabilities) -> int | None:
-    """How many likeliest tokens are to be told at each place; None: nothing is. Raises ApiError."""
+    """How many likeliest tokens a chat asks for at each position; None: none. Raises ApiError."""
     if not request.logprobs:
         if request.top_logprobs:
             raise bad_value("top_logprobs", "logprobs must be true with it")
@@ -25,7 +25,7 @@ def chat_top_logprobs(request: ChatRequest, able: Capabilities) -> int | None:
 
 
 def text_top_logprobs(request: TextRequest, able: Capabilities) -> int | None:
-    """The same."""
+    """How many likeliest tokens a text completion asks for; None: none. Raises ApiError."""
     if request.echo and request.logprobs is not None:
         raise unsupported("echo", "leave it out with logprobs: a prompt's are not told")
     return None if request.logprobs is None else _checked_top("logprobs", request.logprobs, able)
@@ -38,35 +38,35 @@ def _checked_top(name: str, top: int, able: Capabilities) -> int:
 
 
 class LogprobRecorder(EngineWrapper):
-    """An engine that keeps the log-probabilities of what is drawn for one reply or search, by the
-    node that a step becomes."""
+    """An engine wrapper that keeps the tokens and log-probabilities drawn for one reply or search,
+    by the node that a step becomes."""
 
     def __init__(self, engine: Engine, top: int) -> None:
-        """``top``: so many likeliest tokens at each place."""
+        """``top``: the number of likeliest tokens to keep at each position."""
         super().__init__(engine)
         self._top = top
         self._steps: dict[int, Step] = {}
 
     async def expand(self, tree: str, branches: Sequence[Branch], sampling: Sampling) -> list[Step]:
-        """As the engine does, which is asked for them too."""
+        """Draw steps, asking the engine for log-probabilities too, and keep them."""
         steps = await self._engine.expand(tree, branches, replace(sampling, logprobs=self._top))
         nodes = (branch.node for branch in branches)
         self._steps |= dict(zip(nodes, steps, strict=True))
         return steps
 
     def along(self, nodes: Sequence[int]) -> list[tuple[int, TokenLogprob]]:
-        """The tokens of the steps that became these nodes, one after another, each with its own."""
+        """The tokens of the steps that became these nodes, each with its log-probabilities."""
         steps = [self._steps[node] for node in nodes]
         return [pair for step in steps for pair in zip(step.tokens, step.logprobs, strict=True)]
 
     def all_tokens(self) -> list[tuple[int, TokenLogprob]]:
-        """Those of all steps, which are one chain."""
+        """The tokens of all steps, which must be one chain, with their log-probabilities."""
         return self.along(sorted(self._steps))
 
 
 class ReplyToken(NamedTuple):
-    """A token of a reply's text: where in the text it begins, in characters, and how likely it
-    was."""
+    """A token of a reply's text: its offset in the text, in characters, and its
+    log-probabilities."""
 
     id: int
     offset: int
@@ -74,8 +74,8 @@ class ReplyToken(NamedTuple):
 
 
 def in_text(pairs: Sequence[tuple[int, TokenLogprob]], end: int, text: Text) -> list[ReplyToken]:
-    """The tokens of a reply that the text's first ``end`` characters are made of; those that are no
-    text are left out. A character of several tokens begins with the first of them."""
+    """The tokens that make up the first ``end`` characters of a reply; tokens without text are left
+    out. A character of several tokens begins with the first of them."""
     decoder, length = codecs.getincrementaldecoder("utf-8")("replace"), 0
     tokens = []
     for token, odds in pairs:
@@ -86,7 +86,7 @@ def in_text(pairs: Sequence[tuple[int, TokenLogprob]], end: int, text: Text) -> 
 
 
 def chat_logprobs(tokens: Sequence[ReplyToken], text: Text) -> dict[str, Any]:
-    """As a chat's choice has them."""
+    """The ``logprobs`` object of a chat's choice."""
     content = []
     for token in tokens:
         top = [_entry(candidate, logprob, text) for candidate, logprob in token.odds.top]
@@ -95,8 +95,8 @@ def chat_logprobs(tokens: Sequence[ReplyToken], text: Text) -> dict[str, Any]:
 
 
 def text_logprobs(tokens: Sequence[ReplyToken], text: Text, start: int = 0) -> dict[str, Any]:
-    """As a text completion's choice has them; ``start``: characters before the reply. Beside the
-    likeliest tokens stands the one drawn, as with vLLM."""
+    """The ``logprobs`` object of a text completion's choice; ``start``: offset of the reply.
+    ``top_logprobs`` includes the token that was drawn, as vLLM's does."""
     pairs = [(token.id, token.odds.logprob) for token in tokens]
     top = [
         {_word(candidate, text): value for candidate, value in (*token.odds.top, pair)}

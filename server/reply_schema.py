@@ -1,4 +1,4 @@
-"""The JSON schema that a reply is to fit: as OpenAI's and vLLM's clients ask for one."""
+"""The JSON schema that a reply must fit, from the request fields of OpenAI and of vLLM."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from server.request_models import GenerationRequest
 
 MOST_REMEMBERED = 256
-"""Schemas that are known to compile."""
+"""The most schemas remembered as known to compile."""
 ANY_OBJECT = {"type": "object"}
 _ENTRY = {"name": STRING, "schema": {"type": "object"}, "strict": {"type": ["boolean", "null"]}}
 _WRAPPED = {"type": "object", "properties": _ENTRY, "required": ["schema"]}
 _FORMATS = [{"type": "null"}, of_type("text"), of_type("json_object")]
 _FORMAT_SCHEMA = {"anyOf": [*_FORMATS, of_type("json_schema", json_schema=_WRAPPED)]}
 TEXT_FORMAT_SCHEMA = {"anyOf": [*_FORMATS, of_type("json_schema", **_ENTRY)]}
-"""Of ``/v1/responses``, which names the schema beside the type."""
+"""For ``/v1/responses``, whose format has the schema's name beside the type."""
 _OUTPUTS_SCHEMA = {
     "type": ["object", "null"],
     "properties": {"json": {"type": "object"}, "json_object": {"const": True}},
@@ -39,8 +39,8 @@ GuidedJson = Annotated[Any, WithJsonSchema({"type": ["object", "null"]})]
 
 
 def requested_schema(request: GenerationRequest, able: Capabilities) -> AskedSchema | None:
-    """What its reply is to fit. Raises ApiError for a field that is wrong, that asks for anything
-    else than a schema, or that the engine does not hold to."""
+    """The schema that a request asks for, None without one. Raises ApiError for an invalid field,
+    an unsupported constraint, or an engine that cannot constrain replies to a schema."""
     guided = request.guided_json
     candidates = (
         _of_response_format(request.response_format),
@@ -62,20 +62,20 @@ def requested_schema(request: GenerationRequest, able: Capabilities) -> AskedSch
 
 
 class AskedSchema(NamedTuple):
-    """A schema and the field that it came in."""
+    """A schema and the request field that it came in."""
 
     field: str
     schema: Any
 
     @property
     def top(self) -> str:
-        """The request's own field."""
+        """The top-level field of the request."""
         return self.field.partition(".")[0]
 
     def canonical(self) -> str:
-        """As JSON text on one line. Raises ApiError for what is no object."""
+        """The schema as JSON text on one line. Raises ApiError if it is not a JSON object."""
         schema = self.schema
-        if isinstance(schema, str):  # as vLLM takes it
+        if isinstance(schema, str):  # vLLM accepts text too
             try:
                 schema = json.loads(schema)
             except (ValueError, RecursionError) as error:
@@ -89,14 +89,14 @@ class AskedSchema(NamedTuple):
 
 
 class CompiledSchemas:
-    """Tries schemas before anything is drawn by them, for one caller at a time; a large one takes
-    long."""
+    """Compiles schemas before anything is drawn under them; for one caller at a time, because a
+    large schema takes long."""
 
     def __init__(self) -> None:
         self._compiled: OrderedDict[bytes, None] = OrderedDict()
 
     def grammar(self, schema: AskedSchema) -> str:
-        """It as the engines take it. Raises ApiError naming what in it cannot be held to."""
+        """The schema as engines take it. Raises ApiError naming what in it cannot be compiled."""
         grammar = schema.canonical()
         name = hashlib.sha256(grammar.encode()).digest()
         if name not in self._compiled:
@@ -112,7 +112,7 @@ class CompiledSchemas:
 
 
 def _of_response_format(value: Any) -> AskedSchema | None:
-    """Of a chat's ``response_format``."""
+    """The schema of a chat's ``response_format``, None if it asks for text."""
     name = "response_format"
     if value is None:
         return None
@@ -131,7 +131,7 @@ def _of_response_format(value: Any) -> AskedSchema | None:
 
 
 def _check_name(entry: Mapping[str, Any], field: str) -> None:
-    """What stands beside a schema: nothing follows from it, as every schema is held to."""
+    """Check ``name`` and ``strict`` beside a schema; they change nothing: all are strict."""
     if not isinstance(entry.get("name", ""), str):
         raise bad_value(f"{field}.name", f"must be a string, got {echo(entry['name'])}")
     if not isinstance(entry.get("strict"), bool | None):
@@ -139,7 +139,7 @@ def _check_name(entry: Mapping[str, Any], field: str) -> None:
 
 
 def _of_structured_outputs(outputs: Any) -> AskedSchema | None:
-    """Of vLLM's ``structured_outputs``."""
+    """The schema of vLLM's ``structured_outputs``, None without one."""
     name = "structured_outputs"
     if outputs is None:
         return None

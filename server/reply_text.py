@@ -1,4 +1,4 @@
-"""How a reply's text is read: where it ends, what of it is thought, and which answer it gives."""
+"""Reads a reply's text: where it ends, which part is a thought, and what its answer is."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ if TYPE_CHECKING:
 
 
 def first_stop(text: str, stop: tuple[str, ...], since: int = 0) -> int | None:
-    """Where the stop string begins that is complete first (of several, the longest); or None.
+    """The start of the stop string that is complete first (of several, the longest); or None.
 
-    Not the one that begins first: whoever reads along could not know of it yet. None begins before
-    ``since``: what was not held back then is not looked at again.
+    It is not the one that begins first, which a reader of the stream could not know yet. The search
+    begins at ``since``: text before it was not held back and holds no start of a stop string.
     """
     ends = [(at + len(string), at) for string in stop if (at := text.find(string, since)) >= 0]
     return min(ends)[1] if ends else None
 
 
 def held_back(text: str, stop: tuple[str, ...]) -> int:
-    """How many last characters may still turn out to be the beginning of a stop string.
+    """How many characters at the end may turn out to be the beginning of a stop string.
 
-    Only the end of the text is looked at, as much of it as the longest string could reach.
+    Only the end of the text is searched, as far back as the longest string could begin.
     """
     return max((_overlap(text, string) for string in stop), default=0)
 
 
 def _overlap(text: str, string: str) -> int:
-    """How many last characters of the text are the longest beginning of ``string``."""
+    """The length of the longest end of the text that is a beginning of ``string``."""
     at = text.find(string[0], max(0, len(text) - len(string) + 1))
     while at >= 0 and not string.startswith(text[at:]):
         at = text.find(string[0], at + 1)
@@ -47,9 +47,9 @@ CLOSES = "</think>"
 def split_reasoning(text: str, *, opened: bool = False, whole: bool = True) -> tuple[str, str]:
     """A text's thought and its reply, without the tags and the space beside them.
 
-    ``opened``: the prompt has opened the thought. ``whole`` False: more of the text may come, and
-    what it might still make part of a tag is left out; each part of a longer text then begins with
-    that of a shorter one. A thought that is never closed has no reply.
+    ``opened``: the prompt has opened the thought. ``whole`` False: more text may come, so an end
+    that may become part of a tag is left out; both parts of a longer text then begin with those of
+    a shorter one. A thought that is never closed has no reply.
     """
     inside = text
     if not opened:
@@ -66,7 +66,7 @@ def split_reasoning(text: str, *, opened: bool = False, whole: bool = True) -> t
 
 
 def opens_reasoning(prompt: Sequence[int], encode: Callable[[str], list[int]]) -> bool:
-    """Whether a prompt ends with an open thought, as some chat templates do."""
+    """Whether a prompt ends with an open thought, as some chat templates' prompts do."""
     for end in (OPENS, OPENS + "\n"):
         tag = encode(end)
         if tag and list(prompt[-len(tag) :]) == tag:
@@ -87,9 +87,9 @@ LONGEST_ANSWER = 500
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """How the answers of one search are read off its replies (``of``), and compared (``same``).
+    """How answers are extracted from a search's replies (``of``) and compared (``same``).
 
-    ``maths``: what compares them, where that is not their spelling alone.
+    ``maths``: compares answers as mathematics; None: by their spelling only.
     """
 
     of: Callable[[str], str | None]
@@ -97,16 +97,16 @@ class Answers:
 
     @property
     def same(self) -> Callable[[str, str], bool] | None:
-        """Whether two answers that are spelled differently are equal; None: they never are."""
+        """The test whether two differently spelled answers are equal; None: they never are."""
         return None if self.maths is None else self.maths.same
 
 
 def answers_to(question: str, rule: AnswerRule) -> Answers:
-    """The answers of one search for this question, by ``rule``.
+    """How to extract and compare answers to this question, by ``rule``.
 
-    ``auto``: a bundled task's question as the task says, any other one's answers as ``text`` reads
-    them, compared as maths where they look like it. ``text``: the boxed or named answer, as it is
-    spelled. ``maths``: the boxed or named answer, else the reply's last number, compared as maths.
+    ``auto``: by the task for a bundled task's question; for others as ``text``, but compared as
+    maths if they look like it. ``text``: the boxed or named answer, compared by its spelling.
+    ``maths``: the boxed or named answer, else the reply's last number, compared as maths.
     """
     of = answer_of(question) if rule == "auto" else generic_answer
     if rule == "text" or of is not generic_answer:
@@ -117,7 +117,7 @@ def answers_to(question: str, rule: AnswerRule) -> Answers:
 
 
 def answer_of(question: str) -> Callable[[str], str | None]:
-    """The function that extracts a reply's answer, for replies to this question."""
+    """The function that extracts the answer from replies to this question."""
     for task in TASKS.values():
         if task.matches(question):
             return task.answer
@@ -158,7 +158,7 @@ def normalise(answer: str) -> str | None:
 
 
 def _last_boxed(text: str) -> str | None:
-    r"""What stands in the last ``\boxed{...}`` whose braces balance."""
+    r"""The content of the last ``\boxed{...}`` whose braces balance."""
     start = text.rfind("\\boxed{")
     if start < 0:
         return None

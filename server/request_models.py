@@ -1,4 +1,4 @@
-"""What clients may send: OpenAI's chat request, and ``POST /v1/search``."""
+"""The request bodies of chat and text completions and of ``POST /v1/search``."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ LONGEST_NAME_LOGGED = 64
 MOST_STOPS = 16
 LONGEST_STOP = 256
 MOST_FIELDS = 256
-"""Of one object: each that is wrong has an error of its own."""
+"""The most fields of one object, because each invalid field makes an error of its own."""
 MOST_MESSAGES = 1 << 14
 MOST_LOGPROBS = 20
-"""Likeliest tokens at a place, as OpenAI's and vLLM's."""
+"""The most likeliest tokens at a position, as with OpenAI and vLLM."""
 MOST = 2**31 - 1
-"""Of anything that is counted."""
+"""The largest value of any count."""
 
 
 def _schema(kind: Any) -> dict[str, Any]:
@@ -78,13 +78,13 @@ _PROMPT_SCHEMA = _schema(_Prompt | _Ids | Annotated[list[_Prompt | _Ids], Field(
 
 
 def whole_number(value: object) -> object:
-    """The value. Raises for what is no number, such as "5" and true; 5.0 is one."""
+    """The value unchanged. Raises PydanticKnownError for a string or a bool; 5.0 is accepted."""
     if isinstance(value, str | bool):
         raise PydanticKnownError("int_type")
     return value
 
 
-# A JSON number: 5 or 5.0, but not "5" or true. Bounds come before, or the document loses them.
+# A JSON number: 5 or 5.0, but not "5" or true. Bounds come first, or the schema loses them.
 Seed = Annotated[
     int,
     Field(
@@ -94,7 +94,7 @@ Seed = Annotated[
     ),
     BeforeValidator(whole_number),
 ]
-"""The document names what is within these ends as a double too, as many clients read numbers."""
+"""The schema's bounds are within the true ones also as doubles, as many clients read numbers."""
 Count = Annotated[int, Field(ge=1, le=MOST), BeforeValidator(whole_number)]
 Index = Annotated[int, Field(ge=0, le=MOST), BeforeValidator(whole_number)]
 TopLogprobs = Annotated[int, Field(ge=0, le=MOST_LOGPROBS), BeforeValidator(whole_number)]
@@ -103,14 +103,14 @@ TopP = Annotated[float, Field(gt=0.0, le=1.0, strict=True)]
 
 
 def few_fields(value: object) -> object:
-    """The value. Raises ValueError for an object with more fields than anybody means."""
+    """The value unchanged. Raises ValueError for an object with more than MOST_FIELDS fields."""
     if isinstance(value, dict) and len(value) > MOST_FIELDS:
         raise ValueError(f"at most {MOST_FIELDS} fields are allowed, these are {len(value)}")
     return value
 
 
 def only_names_of_unread(data: object, fields: AbstractSet[str]) -> object:
-    """The body of a request, which may wait for long: of what nobody reads the names are enough."""
+    """The body with the values of all but ``fields`` dropped, to save memory while it waits."""
     few_fields(data)
     if isinstance(data, dict):
         for name in data.keys() - fields:
@@ -135,7 +135,7 @@ class Message(BaseModel):
 
 
 Messages = Annotated[list[Message], Field(min_length=1, max_length=MOST_MESSAGES, fail_fast=True)]
-"""The first that is wrong is told of, and no other is looked at."""
+"""Validation stops at the first invalid message and reports that one."""
 
 
 class StreamOptions(BaseModel):
@@ -169,16 +169,16 @@ class SamplingParameters(BaseModel):
     frequency_penalty: Penalty | None = None
 
     def explicit_params(self) -> dict[str, Any]:
-        """Those that are given, by name."""
+        """The parameters that are set, by name."""
         values = {name: getattr(self, name) for name in LOGITS_PARAMS}
         return {name: value for name, value in values.items() if value is not None}
 
     def logits_params(self) -> LogitsParams:
-        """What a plain reply is drawn by."""
+        """The parameters as a plain reply uses them."""
         return logits_params_of(self.explicit_params())
 
     def fill(self, spec: SearchSpec) -> SearchSpec:
-        """The search, with these where it says nothing itself."""
+        """The search with these parameters where it does not set its own."""
         explicit = self.explicit_params().items()
         fresh = {name: value for name, value in explicit if name not in spec.model_fields_set}
         return spec.model_copy(update=fresh) if fresh else spec
@@ -281,7 +281,7 @@ class BranchRequest(BaseModel):
 
 
 class IgnoredFields:
-    """Remembers which unknown fields were ignored, so that each is logged once."""
+    """Logs the name of each ignored unknown field once, and counts them all."""
 
     def __init__(self, count: Counter) -> None:
         self._logged: set[str] = set()
@@ -298,7 +298,7 @@ class IgnoredFields:
 
 
 def refuse_unsupported(request: BaseModel, parameters: Neutral) -> set[str]:
-    """Raise ApiError for a known field this server cannot honour; return the unknown names."""
+    """Raise ApiError for a known field that this server does not support; return unknown names."""
     extra = request.model_extra or {}
     for name, neutral in parameters.items():
         if name in extra and not asks_nothing(extra[name], neutral):
@@ -308,7 +308,7 @@ def refuse_unsupported(request: BaseModel, parameters: Neutral) -> set[str]:
 
 
 def stop_strings(stop: Any, most: int) -> tuple[str, ...]:
-    """``stop`` as a tuple; null and [] are none. Raises ApiError for anything but strings."""
+    """``stop`` as a tuple, empty for null and []. Raises ApiError for anything but strings."""
     if stop is None:
         return ()
     strings = [stop] if isinstance(stop, str) else stop
@@ -330,8 +330,8 @@ Prompt = str | tuple[int, ...]
 
 
 def prompts_of(prompt: Any) -> dict[str, Prompt]:
-    """The prompts of a text completion by their fields' names: a text or token ids, or a list of
-    such. Raises ApiError naming what is neither."""
+    """The prompts of a text completion by field name, from a text, token ids or a list of those.
+    Raises ApiError naming a prompt that is neither."""
     if not isinstance(prompt, list) or _are_ids(prompt):
         return {"prompt": _prompt(prompt, "prompt")}
     if not prompt:
@@ -349,14 +349,14 @@ def _prompt(prompt: Any, name: str) -> Prompt:
 
 
 def _are_ids(value: Any) -> bool:
-    """Whether this is a list of whole numbers; 5.0 is one."""
+    """Whether this is a list of whole numbers and not empty; 5.0 is whole."""
     return bool(isinstance(value, list) and value) and all(
         type(token) is int or (type(token) is float and token.is_integer()) for token in value
     )
 
 
 def encodable(text: str, name: str) -> str:
-    """The text. Raises ApiError for half a character, which UTF-8 has not."""
+    """The text unchanged. Raises ApiError for lone surrogates, which UTF-8 cannot encode."""
     try:
         text.encode()
     except UnicodeEncodeError as error:

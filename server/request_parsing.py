@@ -1,4 +1,4 @@
-"""From a request to what is to be done: a plain completion or a search, with its prompt."""
+"""Parses request bodies into plain completions or searches, with their prompts."""
 
 from __future__ import annotations
 
@@ -60,17 +60,16 @@ log = logging.getLogger("hedgerow.requests")
 
 @dataclass(frozen=True, slots=True)
 class ParsedRequest:
-    """A request understood. ``spec`` None: plain replies, drawn as ``completions`` say, those to
-    each prompt together.
+    """A parsed request. ``spec`` None: plain replies, drawn by ``completions``, which holds a tuple
+    for each prompt.
 
-    ``choices``: how many replies are wanted; ``continuation``: steps of an earlier search that it
-    goes on from; ``seconds``: the most time for all of it, the queue included; ``in_reasoning``:
-    whether the prompt opens a thought that the reply goes on with, None where nothing is one;
-    ``chat``: it is answered with a message, not with a text alone. ``logprobs``: of so many
-    likeliest tokens beside each of the reply's, None: of none; ``echoes``: what stands before each
-    choice; ``grammar``: the JSON schema that the replies are to fit; ``written``: what a search's
-    trajectories are written down by under it, its prompt still to come; ``calls``: how
-    replies may hold calls of tools.
+    ``choices``: the number of replies; ``continuation``: steps of an earlier search to continue;
+    ``seconds``: the most time for the request, the queue included; ``in_reasoning``: whether the
+    prompt opens a thought, None if replies have no thoughts; ``chat``: the answer is a message, not
+    a text alone. ``logprobs``: how many likeliest tokens to return beside each token of the reply,
+    None: no log-probabilities; ``echoes``: the text before each choice; ``grammar``: the JSON
+    schema that replies must fit; ``json_request``: the completion that writes a trajectory of a
+    search as JSON under it, its prompt not set yet; ``calls``: reads tool calls from replies.
     """
 
     id: str
@@ -98,12 +97,12 @@ class ParsedRequest:
 
     @property
     def tree(self) -> str:
-        """The engine's name for its tree, in the cache namespace of its key."""
+        """The engine's name for the request's tree, in the cache namespace of its key."""
         return f"{self.key.namespace}/{self.id}" if self.key.namespace else self.id
 
     @property
     def prompt_tokens(self) -> int:
-        """Of all prompts, each once."""
+        """The tokens of all prompts, each counted once."""
         if not self.completions:
             return len(self.problem.prompt)
         return sum(len(draws[0].prompt) for draws in self.completions)
@@ -115,25 +114,25 @@ class ParsedRequest:
 
     @property
     def reply_in_reasoning(self) -> bool | None:
-        """``in_reasoning`` of what is told as the reply: what fits a schema is no thought."""
+        """``in_reasoning`` for the reply's text; None under a schema, where there is no thought."""
         return None if self.grammar is not None else self.in_reasoning
 
     def split_reasoning(self, text: str) -> tuple[str, str]:
-        """A text's thought and its reply; all of it is the reply where nothing is a thought."""
+        """A text's thought and its reply; without thoughts all of it is the reply."""
         in_reasoning = self.reply_in_reasoning
         return ("", text) if in_reasoning is None else split_reasoning(text, opened=in_reasoning)
 
     def read_calls(self, reply: str) -> CallsRead:
-        """A reply without its thought, as its text and its calls of tools."""
+        """The text and the tool calls of a reply, whose thought is already removed."""
         return CallsRead(reply) if self.calls is None else self.calls.read(reply)
 
     def call_id(self, choice: int, place: int) -> str:
-        """Of the choice's call at that place."""
+        """The id of the choice's tool call at that place."""
         return f"call_{self.id.partition('-')[2]}_{choice}_{place}"
 
 
 async def parse_chat(request: ChatRequest, service: Service, key: ApiKey) -> ParsedRequest:
-    """Understand a chat request. Raises ApiError naming what is wrong with it."""
+    """Parse a chat request. Raises ApiError naming what is wrong with it."""
     service.ignored.note(refuse_unsupported(request, CHAT))
     limit = request.max_completion_tokens or request.max_tokens
     nested = request.reasoning and request.reasoning.effort
@@ -167,7 +166,7 @@ async def parse_chat(request: ChatRequest, service: Service, key: ApiKey) -> Par
 
 
 async def parse_completion(request: TextRequest, service: Service, key: ApiKey) -> ParsedRequest:
-    """Understand a request for a text completion. Raises ApiError naming what is wrong with it."""
+    """Parse a request for a text completion. Raises ApiError naming what is wrong with it."""
     service.ignored.note(refuse_unsupported(request, TEXT))
     spec = spec_of(request, None, service, key, request.max_tokens)
     fields = prompts_of(request.prompt)
@@ -193,7 +192,7 @@ async def parse_completion(request: TextRequest, service: Service, key: ApiKey) 
 async def parse_search(
     request: SearchRequest, service: Service, key: ApiKey | None = None
 ) -> ParsedRequest:
-    """Understand a ``/v1/search`` request. Raises ApiError naming what is wrong with it."""
+    """Parse a ``/v1/search`` request. Raises ApiError naming what is wrong with it."""
     settings, key = service.settings, key or service.keys.anybody
     model = request.model or settings.model
     spec = merged_spec(request.search, resolve_model(model, settings), service, key)
@@ -213,8 +212,8 @@ async def parse_search(
 async def parse_branch(
     request: BranchRequest, document: bytes, service: Service, key: ApiKey
 ) -> ParsedRequest:
-    """Understand a request to go on from a node. Raises ApiError naming what is wrong with it."""
-    async with service.reading:  # a document may have megabytes
+    """Parse a request to continue from a node. Raises ApiError naming what is wrong with it."""
+    async with service.reading:  # a document may be megabytes long
         search, continuation = await asyncio.to_thread(read_continuation, document, request.node)
     service = service.serving(search["model"])
     context = service.runner.engine.capabilities.context_tokens
@@ -317,19 +316,19 @@ def _build(
 async def _grammar(
     request: GenerationRequest, service: Service, tools: AskedTools | None = None
 ) -> str | None:
-    """The schema that its replies are to fit, as engines take it. Raises ApiError."""
+    """The schema that replies must fit, as engines take it, or None. Raises ApiError."""
     schema = None
     if _sets_any(request, "response_format", "structured_outputs", "guided_json"):
         schema = requested_schema(request, service.runner.engine.capabilities)
     if tools is not None:
-        if schema is not None:  # no call would fit it
+        if schema is not None:  # no tool call would fit it
             raise bad_value(schema.top, "leave it out with tools that may be called")
         schema = tools.schema
     return None if schema is None else await service.grammar(schema)
 
 
 def _sets_any(request: GenerationRequest, *names: str) -> bool:
-    """Whether it says anything of these."""
+    """Whether the request sets any of these fields."""
     return any(getattr(request, name) is not None for name in names)
 
 
@@ -342,6 +341,6 @@ def _choices(n: int, spec: SearchSpec | None, settings: Settings) -> int:
 
 
 def _log_prompt(prompt: object, settings: Settings) -> None:
-    """Log what is asked, where the operator wants that."""
+    """Log the prompt if the operator has set ``log_prompts``."""
     if settings.log_prompts:
         log.info("asked", extra={"fields": {"prompt": prompt}})

@@ -1,4 +1,4 @@
-"""The search that a request asks for: by its own fields, a model's alias, ``auto`` or an effort."""
+"""Makes a request's search from its own fields, a model alias, ``auto`` or a reasoning effort."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def spec_of(
     key: ApiKey,
     limit: int | None,
 ) -> SearchSpec | None:
-    """The search asked for: by field, then by alias, then by effort; None for a plain reply."""
+    """The search asked for by ``search`` or alias, else by effort; None for a plain reply."""
     alias = resolve_model(request.model, service.settings)
     if request.search is not None or alias:
         spec = merged_spec(request.search or RequestedSearch(), alias, service, key)
@@ -52,8 +52,8 @@ def spec_of(
 def merged_spec(
     search: RequestedSearch, defaults: dict[str, Any], service: Service, key: ApiKey
 ) -> SearchSpec:
-    """What is asked, and ``others`` where it says nothing; ``auto`` is what it stands for, no wider
-    than the key allows. Raises ValidationError if they do not fit."""
+    """``search``, with ``defaults`` for fields it does not set; ``auto`` becomes the search that it
+    stands for, within the key's limits. Raises ValidationError if the fields do not fit."""
 
     def auto() -> dict[str, Any]:
         able = service.runner.engine.capabilities
@@ -66,10 +66,10 @@ def merged_spec(
 def settle(
     spec: SearchSpec, service: Service, key: ApiKey, seed: int, limit: int | None = None
 ) -> SearchSpec:
-    """The spec with a seed, within the key's limits. Raises ApiError naming what is over one, and
-    for rewards or log-probabilities that are needed of an engine that does not give them.
+    """The spec with a seed, within the key's limits. Raises ApiError naming a field over one, or
+    one that needs rewards, log-probabilities or parameters that the engine does not support.
 
-    Without a word of a policy an outcome model gets the one that it is for."""
+    If no policy is set, a search with an outcome model gets OUTCOME_POLICY."""
     able = service.runner.engine.capabilities
     if able.outcome and "policy" not in spec.model_fields_set:
         spec = spec.model_copy(update={"policy": OUTCOME_POLICY})
@@ -93,7 +93,7 @@ def settle(
 
 
 def plain_params(request: GenerationRequest, tokens: int, service: Service) -> LogitsParams:
-    """What a plain reply of at most so many tokens is drawn by. Raises ApiError."""
+    """The sampling parameters of a plain reply of at most ``tokens`` tokens. Raises ApiError."""
     if request.thinking_token_budget is not None:
         raise unsupported("thinking_token_budget", "leave it out without a search")
     able, vocab = service.runner.engine.capabilities, service.text.model_vocab
@@ -105,8 +105,8 @@ def plain_params(request: GenerationRequest, tokens: int, service: Service) -> L
 def must_be_honoured(
     params: LogitsParams, able: Capabilities, *, vocab: int, most: int, prefix: str = ""
 ) -> None:
-    """Raise ApiError for what this engine does not honour over a whole reply, and for what cannot
-    be: a token id from ``vocab`` on, more than ``most`` tokens. ``prefix``: of the fields' names.
+    """Raise ApiError for parameters that this engine does not apply over a whole reply, token ids
+    outside ``vocab``, and ``min_tokens`` over ``most``. ``prefix``: put before field names.
     """
     for name in params.asked():
         if name not in able.logits_params:
@@ -121,14 +121,14 @@ def must_be_honoured(
 
 
 def seed_of(request: GenerationRequest) -> int:
-    """The seed that it names, or one drawn at random."""
+    """The request's seed modulo SEEDS, or a random one."""
     return secrets.randbelow(SEEDS) if request.seed is None else request.seed % SEEDS
 
 
 def resolve_model(name: str, settings: Settings) -> dict[str, Any]:
-    """What an alias such as ``sprig:rebase-16`` asks of a search; {} for the model's own name.
+    """The search fields of an alias such as ``sprig:rebase-16``; {} for the model's own name.
 
-    Raises ApiError when there is no such model.
+    Raises ApiError (404) if there is no such model.
     """
     if name == settings.model:
         return {}
@@ -144,7 +144,7 @@ def resolve_model(name: str, settings: Settings) -> dict[str, Any]:
 
 
 def model_names(settings: Settings, *, outcome: bool = False) -> list[str]:
-    """The model and the aliases worth listing; ``outcome``: of its reward model."""
+    """The model's name and its listed aliases; ``outcome``: it has an outcome reward model."""
     aliases = [
         f"{settings.model}:{policy}-{width}"
         for policy in (outcome_policies() if outcome else get_args(PolicyName))
@@ -157,8 +157,8 @@ def model_names(settings: Settings, *, outcome: bool = False) -> list[str]:
 def auto_fields(
     settings: Settings, able: Capabilities, tuned: TunedSearches | None
 ) -> dict[str, Any]:
-    """The fields of a search that policy ``auto`` stands for: those of the tuned file; without one
-    the policy that suits what judges steps, if anything does."""
+    """The search fields that policy ``auto`` stands for: those of the tuned file; without one the
+    policy that suits the reward model, or self_consistency if nothing judges replies."""
     if tuned is not None and tuned.auto is not None:
         return tuned.auto.fields
     if not judged(settings, able):
@@ -180,8 +180,8 @@ def effort_fields(
 
 
 def without_auto(spec: Mapping[str, Any], auto: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
-    """Fields of a search with those of ``auto`` in place of a policy of that name; what is asked
-    wins."""
+    """The search fields ``spec``; if its policy is ``auto``, those of ``auto()`` fill in what is
+    not set."""
     if spec.get("policy") != AUTO_POLICY:
         return dict(spec)
     return {**auto(), **{name: value for name, value in spec.items() if name != "policy"}}
@@ -190,6 +190,6 @@ def without_auto(spec: Mapping[str, Any], auto: Callable[[], Mapping[str, Any]])
 def what_is_run(
     spec: SearchSpec, settings: Settings, able: Capabilities, tuned: TunedSearches | None
 ) -> SearchSpec:
-    """The search that is asked for, by a policy's own name."""
+    """The search that is run for ``spec``: with the actual policy in place of ``auto``."""
     fields = spec.model_dump(exclude_unset=True)
     return SearchSpec(**without_auto(fields, lambda: auto_fields(settings, able, tuned)))

@@ -1,4 +1,4 @@
-"""What goes back from ``POST /v1/responses``: OpenAI's response object, and its stream's events."""
+"""Formats answers of ``POST /v1/responses``: OpenAI's response object and its stream's events."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Json = dict[str, Any]
 
 
 class ResponseFormat:
-    """How the response to one request looks, whole and while it grows. Nothing is stored."""
+    """Formats the response to one request, whole or in progress. Nothing is stored."""
 
     def __init__(
         self, request: ResponsesRequest, parsed: ParsedRequest, fingerprint: str, text: Text
@@ -51,7 +51,7 @@ class ResponseFormat:
         }
 
     def in_progress(self) -> Json:
-        """The response of which nothing is there yet."""
+        """The response object at the start of a stream, without output."""
         more = {"error": None, "incomplete_details": None, "output": [], "usage": None}
         return self._head | {"status": "in_progress"} | more
 
@@ -72,7 +72,7 @@ class ResponseFormat:
         return body if reply.search is None else body | {"search": reply.search}
 
     def reasoning_item(self, text: str | None) -> Json:
-        """The item that holds a thought; None: it has begun."""
+        """The item of a thought; ``text`` None: the thought has just begun."""
         content = [] if text is None else [reasoning_part(text)]
         status = "in_progress" if text is None else "completed"
         item = {"type": "reasoning", "id": f"rs_{self._number}", "summary": []}
@@ -81,37 +81,37 @@ class ResponseFormat:
     def message_item(
         self, text: str | None, tokens: Sequence[ReplyToken] = (), finish: str = "stop"
     ) -> Json:
-        """The item that holds the reply; None: it has begun."""
+        """The item of the reply; ``text`` None: the reply has just begun."""
         content = [] if text is None else [self.text_part(text, tokens)]
         status = "in_progress" if text is None else status_of(finish)
         item = {"type": "message", "id": f"msg_{self._number}", "role": "assistant"}
         return item | {"content": content, "status": status}
 
     def call_item(self, place: int, call: Call, finish: str | None = None) -> Json:
-        """The item that holds a call; ``ended`` None: it has begun."""
+        """The item of a tool call; ``finish`` None: the call is in progress."""
         identity = {"call_id": self._parsed.call_id(0, place), "name": call.name}
         status = "in_progress" if finish is None else status_of(finish)
         item = {"type": "function_call", "id": f"fc_{self._number}_{place}", **identity}
         return item | {"arguments": call.arguments, "status": status}
 
     def text_part(self, text: str, tokens: Sequence[ReplyToken] = ()) -> Json:
-        """A reply's text."""
+        """The content part of a reply's text, with its log-probabilities."""
         logprobs = self.logprobs(tokens)
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
 
     @property
     def forced(self) -> bool:
-        """Whether the reply is a call whatever the model would say."""
+        """Whether the request forces the reply to be a tool call."""
         return self._parsed.calls is not None and self._parsed.calls.forced
 
     def logprobs(self, tokens: Sequence[ReplyToken]) -> list[Json]:
-        """Of these tokens."""
+        """The log-probabilities of these tokens, as a chat has them."""
         return chat_logprobs(tokens, self._text)["content"]
 
 
 class ResponseEvents:
-    """The events of one stream, in order and numbered: a thought is an item of its own, which ends
-    where the reply begins."""
+    """Makes the numbered events of one stream. A thought is an item of its own, which ends where
+    the reply begins."""
 
     def __init__(self, formatter: ResponseFormat) -> None:
         self._formatter = formatter
@@ -119,17 +119,17 @@ class ResponseEvents:
         self._thought: str | None = None
         self._replied = False
         self._calls: list[Call] = []
-        """Those that were begun, as far as they were told."""
+        """The calls that were begun, with the arguments sent so far."""
 
     def opening(self) -> list[Json]:
-        """Before anything is drawn."""
+        """The events sent before anything is drawn."""
         in_progress = self._formatter.in_progress()
         kinds = ("response.created", "response.in_progress")
         return [self._event(kind, response=in_progress) for kind in kinds]
 
     def more(self, parts: Parts, tokens: Sequence[ReplyToken] | None = None) -> list[Json]:
-        """New parts of a thought, of the reply and of its calls, any of which may be empty; calls
-        amid text wait for its end. ``tokens``: whose log-probabilities go with the text."""
+        """The events for new parts of a choice, any of which may be empty; unforced calls are sent
+        by ``ending``. ``tokens``: those whose log-probabilities are sent with the text."""
         events = self._thinking(parts.thought) if parts.thought else []
         if parts.text:
             events += self._replying(parts.text, tokens or ())
@@ -139,7 +139,7 @@ class ResponseEvents:
         return events
 
     def ending(self, reply: CompletedReply) -> list[Json]:
-        """What is left, once all text was told."""
+        """The last events, after all text was sent by ``more``."""
         response, events = self._formatter.response(reply), []
         for item in response["output"]:
             if item["type"] == "message":
@@ -176,7 +176,7 @@ class ResponseEvents:
         return [*events, self._event(kind, **place, delta=delta.arguments)]
 
     def _end_call(self, item: Json) -> list[Json]:
-        """The end of one that was told, or the whole of one that was not."""
+        """The end of a call that was begun, or all events of one that was not."""
         number, events = int(item["id"].rpartition("_")[2]), []
         if number == len(self._calls):
             events = self._calling(CallDelta(number, item["name"], item["arguments"]))
@@ -186,7 +186,7 @@ class ResponseEvents:
         return [*events, done_event, self._item_event("done", item)]
 
     def error(self, error: Json) -> Json:
-        """The stream fails."""
+        """The event for a stream that fails."""
         return self._event("error", **{name: error[name] for name in ("code", "message", "param")})
 
     def _thinking(self, thought: str) -> list[Json]:
@@ -225,11 +225,11 @@ class ResponseEvents:
         return [*events, delta]
 
     def _place(self, item: Json) -> Json:
-        """Of the one part of an item."""
+        """The position fields of an item's only content part."""
         return {"item_id": item["id"], "output_index": self._index(item), "content_index": 0}
 
     def _index(self, item: Json) -> int:
-        """A thought comes before the reply, and its calls after that."""
+        """An item's output index: the thought comes first, then the reply, then its calls."""
         before = 0 if item["type"] == "reasoning" else int(self._thought is not None)
         if item["type"] != "function_call":
             return before
@@ -245,17 +245,17 @@ class ResponseEvents:
 
 
 def reasoning_part(text: str) -> Json:
-    """A thought's text."""
+    """The content part of a thought's text."""
     return {"type": "reasoning_text", "text": text}
 
 
 def status_of(finish: str) -> str:
-    """By why the reply ended."""
+    """The status of an item or response by the finish of its reply."""
     return "incomplete" if finish == "length" else "completed"
 
 
 def _usage(usage: Json) -> Json:
-    """A completion's usage, in the response's words."""
+    """A completion's usage with the field names of a response."""
     return {
         "input_tokens": usage["prompt_tokens"],
         "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},

@@ -1,4 +1,4 @@
-"""What clients may send to ``POST /v1/responses``: OpenAI's request, understood as a chat's."""
+"""The request body of ``POST /v1/responses``, and its conversion to a chat request."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from server.tool_requests import FUNCTION_SCHEMA, choice_schema, tools_schema
 from server.unsupported_parameters import RESPONSES
 
 Included = Literal["message.output_text.logprobs", "reasoning.encrypted_content"]
-"""What ``include`` may name: reasoning items are whole as they are, and are never encrypted."""
+"""What ``include`` may name; reasoning items are always complete and never encrypted."""
 ROLES = ("user", "assistant", "system", "developer")
 TEXT_PARTS = ("input_text", "output_text", "text")
 NAMES = {
@@ -39,7 +39,7 @@ NAMES = {
     "response_format.json_schema": "text.format",
     "response_format": "text.format",
 }
-"""A chat's fields, as they are called here."""
+"""The names here of a chat request's fields."""
 _PART_SCHEMA = object_of(type={"enum": list(TEXT_PARTS)}, text=STRING)
 _CONTENT_SCHEMA = {"anyOf": [STRING, {"type": "array", "items": _PART_SCHEMA}]}
 _MESSAGE_SCHEMA = {
@@ -103,7 +103,7 @@ class ResponsesRequest(SamplingParameters):
         return only_names_of_unread(data, cls.model_fields.keys() | RESPONSES.keys())
 
     def chat(self) -> ChatRequest:
-        """The same as a chat's request. Raises ApiError naming what cannot be."""
+        """Convert to a chat request. Raises ApiError naming a field that cannot be converted."""
         more = {name: getattr(self, name) for name in ("search", "seed", "temperature", "top_p")}
         more |= {name: getattr(self, name) for name in LOGITS_PARAMS}
         logprobs = "message.output_text.logprobs" in (self.include or [])
@@ -124,7 +124,7 @@ class ResponsesRequest(SamplingParameters):
 
 
 def messages_of(instructions: str | None, content: Any) -> list[dict[str, Any]]:
-    """A conversation as a chat has it: the instructions first. Raises ApiError naming an item."""
+    """The chat messages of ``input``, instructions first. Raises ApiError naming a wrong item."""
     first = [{"role": "system", "content": instructions}] if instructions else []
     if isinstance(content, str):
         if not content:
@@ -142,7 +142,7 @@ def messages_of(instructions: str | None, content: Any) -> list[dict[str, Any]]:
 
 
 def _items_of_messages(request: ResponsesRequest) -> list[str]:
-    """The field that each message of the conversation begins with."""
+    """The field or item here that each message of the chat request begins with."""
     names = ["instructions"] if request.instructions else []
     if not isinstance(request.input, list):
         return [*names, "input"]
@@ -151,14 +151,14 @@ def _items_of_messages(request: ResponsesRequest) -> list[str]:
         kind = item.get("type", "message")
         if kind == "reasoning":
             continue
-        if kind != "function_call" or not assistant:  # else it is a part of the one before
+        if kind != "function_call" or not assistant:  # else it was joined to the message before
             names.append(f"input[{i}]")
         assistant = kind == "function_call" or item.get("role") == "assistant"
     return names
 
 
 def _message(item: Any, name: str) -> dict[str, Any] | None:
-    """An item as a message; None for an earlier thought, which no chat template reads again."""
+    """An item as a chat message; None for earlier reasoning, which chat templates leave out."""
     if not isinstance(item, Mapping):
         raise bad_value(name, f"must be an object, got {echo(item)}")
     kind = item.get("type", "message")
@@ -195,7 +195,7 @@ def _part(part: Any, name: str) -> str:
 
 
 def _format_of(text: Any) -> Any:
-    """What ``text`` asks a reply to be, as a chat's ``response_format``. Raises ApiError."""
+    """The format in ``text`` as a chat's ``response_format``. Raises ApiError."""
     if text is None:
         return None
     if not isinstance(text, Mapping):
@@ -209,8 +209,8 @@ def _format_of(text: Any) -> Any:
 
 
 def renamed(error: ApiError, request: ResponsesRequest) -> ApiError:
-    """A chat's error, its field called as it is in this request: a tool's parts have no
-    ``function`` around them here."""
+    """A chat request's error with its field named as in this request, where the parts of a tool
+    are not inside ``function``."""
     name = error.param or ""
     items = _items_of_messages(request) if name.startswith("messages[") else []
     names = {f"messages[{i}]": item for i, item in enumerate(items)} | NAMES

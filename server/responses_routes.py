@@ -25,11 +25,11 @@ from server.streams import OR_EVENTS, EventStream, Parts, ReplyStream, event
 from server.unsupported_parameters import RESPONSES
 
 SILENCE = b": \n\n"
-"""A comment, which clients read over."""
+"""A comment of the event stream, which clients ignore."""
 
 
 def responses_routes(service: Service) -> APIRouter:
-    """The route, bound to a service."""
+    """Create the route of a service."""
     router = APIRouter()
 
     @router.post("/v1/responses", responses=OR_EVENTS)
@@ -58,7 +58,7 @@ async def _events(
     work: Callable[[Tell], Coroutine[Any, Any, CompletedReply]],
     formatter: ResponseFormat,
 ) -> AsyncGenerator[bytes, None]:
-    """The stream: items with their texts as these are certain, comments meanwhile, the response."""
+    """The stream: items with text as it becomes certain, comments in between, the response."""
     settings, events = service.settings, ResponseEvents(formatter)
     stream, sent_tokens = ReplyStream(parsed.reply_in_reasoning, parsed.calls), 0
     for opening in events.opening():
@@ -82,12 +82,12 @@ async def _events(
                 case ReasoningPart(line):
                     for payload in events.more(Parts(line, "")):
                         yield _encoded(payload)
-    except Exception as error:  # the HTTP boundary: told to the client, then cut
+    except Exception as error:  # the HTTP boundary: send the error, then cut the stream
         reply_error = translate(error, settings.retry_after_seconds)
         yield _encoded(events.error(reply_error.body()["error"]))
         raise StreamAborted from error
 
 
 def _encoded(data: dict[str, Any]) -> bytes:
-    """An event by its type's name."""
+    """Encode a server-sent event, named after its ``type``."""
     return event(data, data["type"])

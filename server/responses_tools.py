@@ -1,4 +1,4 @@
-"""Tools as ``POST /v1/responses`` has them: what a chat's request and messages say otherwise."""
+"""Converts tools, calls and results of ``POST /v1/responses`` to a chat request's form."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FUNCTION_PARTS = ("name", "description", "parameters", "strict")
 
 
 def chat_tools(tools: Any) -> Any:
-    """The tools as a chat has them; what is no such tool stays as it is, and is refused there."""
+    """The tools in a chat's form; anything else stays as it is, and the chat request refuses it."""
     if not isinstance(tools, list):
         return tools
     return [_chat_tool(tool) for tool in tools]
@@ -26,14 +26,14 @@ def _chat_tool(tool: Any) -> Any:
 
 
 def chat_choice(choice: Any) -> Any:
-    """``tool_choice`` as a chat has it."""
+    """``tool_choice`` in a chat's form."""
     if isinstance(choice, Mapping) and choice.get("type") == "function":
         return {"type": "function", "function": {"name": choice.get("name")}}
     return choice
 
 
 def call_of(item: Mapping[str, Any], name: str) -> Json:
-    """An earlier call, as a message that a chat has. Raises ApiError naming what is wrong."""
+    """An earlier tool call as a chat message. Raises ApiError naming a wrong part."""
     for part in ("call_id", "name", "arguments"):
         _must_be_text(item, part, name)
     function = {"name": item["name"], "arguments": item["arguments"]}
@@ -42,13 +42,13 @@ def call_of(item: Mapping[str, Any], name: str) -> Json:
 
 
 def result_of(item: Mapping[str, Any], name: str, text: str) -> Json:
-    """What a tool has told, ``text``, as a message that a chat has. Raises ApiError."""
+    """A tool's result ``text`` as a chat message. Raises ApiError for a wrong ``call_id``."""
     _must_be_text(item, "call_id", name)
     return {"role": "tool", "tool_call_id": item["call_id"], "content": text}
 
 
 def with_calls_joined(messages: list[Json]) -> list[Json]:
-    """Calls are a part of the assistant's message before them, as chat templates want them."""
+    """Join calls to the assistant's message before them, as chat templates expect."""
     turns: list[Json] = []
     for message in messages:
         if "tool_calls" in message and turns and turns[-1]["role"] == "assistant":

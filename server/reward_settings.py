@@ -1,4 +1,4 @@
-"""What judges steps, as the settings say it."""
+"""Which reward model and verifier judge steps, according to the settings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from server.settings import Settings, SettingsError, variable
 
 
 def known_format(settings: Settings) -> str:
-    """The reward format. Raises SettingsError where none follows from the reward model."""
+    """The reward format. Raises SettingsError if it is ``auto`` for an unknown reward model."""
     if settings.reward_format != AUTO:
         return settings.reward_format
     kind = architecture(settings.reward_model) if settings.reward_model else None
@@ -23,18 +23,18 @@ def known_format(settings: Settings) -> str:
 
 
 def verified_alone(settings: Settings) -> bool:
-    """Whether rewards would be the policy's log-probabilities, for which a verifier stands in."""
+    """Whether rewards are the policy's log-probabilities, which a verifier's would replace."""
     form = reward_format(known_format(settings))
     return form.reads == "logprob" or (form.needs_model and settings.reward_model is None)
 
 
 def judged(settings: Settings, able: Capabilities) -> bool:
-    """Whether anything judges replies, not the policy model's own log-probabilities alone."""
+    """Whether replies are judged by more than the policy model's own log-probabilities."""
     return able.scores and (settings.verifier is not None or not verified_alone(settings))
 
 
 def judges(settings: Settings) -> dict[str, str | None]:
-    """The names of the reward model and of the verifier, not where the operator has them."""
+    """The names of the reward model and the verifier, without the operator's paths and URLs."""
     prm, verifier = settings.reward_model, settings.verifier
     return {
         "reward_model": prm and (hub_name(prm) or "/".join(prm.parts[-2:])),
@@ -43,5 +43,5 @@ def judges(settings: Settings) -> dict[str, str | None]:
 
 
 def models_of(settings: Settings) -> dict[str, str | None]:
-    """The names of the models and of the verifier, as a tuned file has them."""
+    """The names of the models and the verifier, as a tuned file records them."""
     return {"policy_model": served_name(settings.policy_model), **judges(settings)}

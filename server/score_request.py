@@ -1,7 +1,7 @@
-"""``POST /v1/score``: what clients may send, and what of it is to be scored.
+"""``POST /v1/score``: the request body, and the replies in it that are to be scored.
 
-One reply (``question`` or ``messages``, and ``steps``), many (``items`` of these), or vLLM's
-``text_1`` and ``text_2``: questions, and replies that are cut into steps here.
+It has one reply (``question`` or ``messages``, and ``steps``), many (``items`` of these), or vLLM's
+``text_1`` and ``text_2``: questions, and replies that are split into steps here.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from server.unsupported_parameters import SCORE
 MOST_ITEMS = 1 << 14
 MOST_STEPS = 1 << 14
 SEEDS = 1 << 53
-"""As many as every client's numbers can tell apart."""
+"""The number of seeds: whole numbers below it are exact as doubles, too."""
 
 Seed = Annotated[int, Field(ge=0, lt=SEEDS), BeforeValidator(whole_number)]
 Words = Annotated[str, Field(min_length=1)]
@@ -48,7 +48,7 @@ Texts = Words | Annotated[list[Words], Field(min_length=1, max_length=MOST_ITEMS
 
 
 def _must_be_one_of(request: BaseModel, *spellings: Sequence[str]) -> None:
-    """Raises ValueError naming what goes together."""
+    """Raises ValueError unless the fields that are set are those of exactly one spelling."""
     names = {name for spelling in spellings for name in spelling}
     fields = {name for name in names if getattr(request, name) is not None}
     if fields not in map(set, spellings):
@@ -111,7 +111,7 @@ class ScoreRequest(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class ParsedScore:
-    """A request understood. ``seconds``: the most time for all of it, the queue included."""
+    """A parsed request. ``seconds``: the most time for the request, the queue included."""
 
     id: str
     created: int
@@ -123,7 +123,7 @@ class ParsedScore:
 
     @property
     def tree(self) -> str:
-        """The engine's name for what is scored, in the cache namespace of its key."""
+        """The engine's name for the scored trees, in the cache namespace of the key."""
         return f"{self.key.namespace}/{self.id}" if self.key.namespace else self.id
 
 
@@ -134,7 +134,7 @@ NO_REWARD_MODEL = (
 
 
 async def parse_score(request: ScoreRequest, service: Service, key: ApiKey) -> ParsedScore:
-    """Understand a request for rewards. Raises ApiError naming what is wrong with it."""
+    """Parse a request for rewards. Raises ApiError naming what is wrong with it."""
     settings, able = service.settings, service.runner.engine.capabilities
     model = request.model or settings.model
     resolve_model(model, settings)
@@ -162,7 +162,7 @@ async def parse_score(request: ScoreRequest, service: Service, key: ApiKey) -> P
 
 
 def _items(request: ScoreRequest, delimiter: str) -> Iterator[tuple[str, ScoreItem]]:
-    """What is to be scored, each with the name of the field that its steps stand in."""
+    """Yield each reply to score with the name of the field that its steps are in."""
     if request.items is not None:
         yield from ((f"items[{i}].steps", item) for i, item in enumerate(request.items))
     elif request.text_1 is None or request.text_2 is None:
@@ -184,7 +184,7 @@ def _listed(texts: str | list[str]) -> list[str]:
 
 
 def steps_of(reply: str, delimiter: str) -> list[str]:
-    """A reply's steps, each with the delimiter that ends it; without those that say nothing."""
+    """Split a reply into steps, each with its final delimiter; blank steps are dropped."""
     *pieces, last = reply.split(delimiter)
     steps = [step + delimiter for step in pieces if step.strip()]
     return [*steps, last] if last.strip() else steps or [reply]
@@ -192,7 +192,7 @@ def steps_of(reply: str, delimiter: str) -> list[str]:
 
 @dataclass(slots=True)
 class _Reader:
-    """Turns what is sent into token ids, each question once, within a key's limits."""
+    """Encodes items as token ids, each question once, and checks the key's limits."""
 
     service: Service
     key: ApiKey
@@ -200,7 +200,7 @@ class _Reader:
     tokens: int = 0
 
     async def reply(self, name: str, item: ScoreItem) -> ReplySteps:
-        """One item. Raises ApiError naming what is wrong with it."""
+        """Encode one item. Raises ApiError naming what is wrong with it."""
         words, problem = item.steps or [], await self._problem(name, item)
         if len(words) > self.key.depth:
             rule = f"at most {self.key.depth} on this server, these are {len(words)}"

@@ -1,4 +1,4 @@
-"""``POST /v1/score``, and ``/score`` as vLLM has it: the reward model, for steps clients have."""
+"""``POST /v1/score``, and ``/score`` as with vLLM: rewards for steps that clients send."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from server.service import Service
 
 
 def score_routes(service: Service) -> APIRouter:
-    """The routes, bound to a service."""
+    """Create the routes of a service."""
     router = APIRouter()
 
     @router.post("/score")
@@ -32,8 +32,8 @@ def score_routes(service: Service) -> APIRouter:
 
 
 async def _score(parsed: ParsedScore, service: Service, slot: QueueSlot) -> dict[str, Any]:
-    """The whole response, when it is its turn. What is read is booked as a prompt's, as it is read;
-    a search's reading by a reward model costs its key nothing."""
+    """Score when it is the request's turn; return the response. Tokens are booked as prompt tokens
+    as they are read. (In a search, tokens that a reward model reads cost the key nothing.)"""
     seconds = await seconds_after_turn(slot, parsed.seconds)
     with service.quotas.booking(parsed.key, 0, searched=False) as usage:
 
@@ -49,7 +49,7 @@ async def _score(parsed: ParsedScore, service: Service, slot: QueueSlot) -> dict
 def _document(
     parsed: ParsedScore, replies: Sequence[Rewards], tokens: int, service: Service
 ) -> dict[str, Any]:
-    """In vLLM's shape; ``score`` is the last step's reward, ``rewards`` has one a step."""
+    """The response in vLLM's shape; ``score``: the last step's reward; ``rewards``: one a step."""
     return {
         "id": parsed.id,
         "object": "list",

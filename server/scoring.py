@@ -1,7 +1,7 @@
-"""Scoring replies that clients give: the steps after one question are a tree, read level by level
-as a search's are, so that both share passes, cached prefixes and the order of their turns.
+"""Scores replies that clients send. The replies to one question form a tree, which is scored level
+by level as in a search, so that both share passes, cached prefixes and scheduling.
 
-Equal steps after equal ones are one node with one reward, whoever gave them.
+Equal steps after equal steps are one node with one reward.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from server.api_errors import NO_RETRY, ApiError
 
 Texts = tuple[str, ...]
 Rewards = list[float | None]
-"""One a step; None for a step that an outcome model does not score."""
+"""One reward a step; None for a step that an outcome model does not score."""
 OnScored = Callable[[int], None]
-"""Told of tokens that have been read to the end: steps, and once their question."""
+"""Called with the number of tokens scored: those of the steps, and once those of the question."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplySteps:
-    """A reply that a client has, as far as it goes: ids and texts of its steps."""
+    """A client's reply, which may be unfinished: token ids and texts of its steps."""
 
     problem: Problem
     steps: tuple[tuple[int, ...], ...]
@@ -38,7 +38,7 @@ class ReplySteps:
 
 @dataclass(slots=True)
 class ScoredReply:
-    """A reply, the node that its scored steps have come to, and their rewards."""
+    """A reply, the node of its last scored step, and the rewards so far."""
 
     reply: ReplySteps
     node: int = ROOT
@@ -46,13 +46,13 @@ class ScoredReply:
 
     @property
     def done(self) -> bool:
-        """Whether nothing of it is left."""
+        """Whether all steps of the reply are scored."""
         return len(self.rewards) == len(self.reply.texts)
 
 
 @dataclass(slots=True)
 class ScoreTree:
-    """All replies to one question. ``outcome``: whole replies alone have a reward."""
+    """All replies to one question. ``outcome``: only whole replies get a reward."""
 
     name: str
     problem: Problem
@@ -62,7 +62,7 @@ class ScoreTree:
     _nodes: int = 0
 
     async def score(self, engine: Engine, on_scored: OnScored) -> None:
-        """Have level after level scored; a level's paths are made when it is its turn."""
+        """Score level by level; a level's trajectories are built just before it is scored."""
         prompt, question = self.problem.prompt, self.problem.question
         unread = len(prompt)
         while unfinished := [entry for entry in self.replies if not entry.done]:
@@ -86,12 +86,12 @@ class ScoreTree:
             unread = 0
 
     def _end(self, entry: ScoredReply) -> int:
-        """How many steps of a reply are scored next, the known ones before them included."""
+        """The number of a reply's steps after the next scoring, those scored before included."""
         return len(entry.reply.texts) if self.outcome else len(entry.rewards) + 1
 
     def _path(self, reply: ReplySteps, end: int) -> Trajectory:
         self._nodes += 1
-        judge_seed = node_seed(self.seed, "judge", (end,))  # alone or in company, the same verdicts
+        judge_seed = node_seed(self.seed, "judge", (end,))  # independent of the other replies
         return Trajectory(self._nodes, reply.steps[:end], reply.texts[:end], judge_seed)
 
 
@@ -104,10 +104,10 @@ async def score_replies(
     seconds: float,
     on_scored: OnScored,
 ) -> list[Rewards]:
-    """The rewards of each reply's steps, rounded to 1e-4; all questions side by side.
+    """The rewards of each reply's steps, rounded to 1e-4; all questions are scored concurrently.
 
-    Raises EngineError, and ApiError (504) when ``seconds`` are over. Whatever happens, the engine
-    lets go of the trees, which are named after ``name``.
+    Raises EngineError, and ApiError (504) after ``seconds``. In every case the engine releases the
+    trees, whose names begin with ``name``.
     """
     deadline = Deadline(time.monotonic, time.monotonic() + seconds)
     trees: dict[Problem, ScoreTree] = {}

@@ -1,4 +1,4 @@
-"""``/v1/search``: whole trees, their events, their branches, and kept searches by their ids."""
+"""``/v1/search``: whole trees, their events, continuations, and kept searches by id."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ OR_LATER = OR_EVENTS | {202: {"description": "It runs in the background."}}
 
 
 def search_routes(service: Service) -> APIRouter:
-    """The routes, bound to a service."""
+    """Create the routes of a service."""
     router = APIRouter()
 
     @router.post("/v1/search", responses=OR_LATER)
@@ -117,7 +117,7 @@ async def run_search(
     slot: QueueSlot | None = None,
     event_log: EventLog | None = None,
 ) -> tuple[dict[str, Any], bytes]:
-    """Search when it is its turn; the document, and as it is kept under the search's id."""
+    """Search when it is the request's turn; return the document, and its JSON that is kept."""
     service.store.begin(
         parsed.id, parsed.key.name, parsed.created, slot or asyncio.current_task(), event_log
     )
@@ -142,7 +142,7 @@ async def run_search(
 async def _events(
     parsed: ParsedRequest, service: Service, slot: QueueSlot
 ) -> AsyncGenerator[bytes, None]:
-    """Tree events numbered from 0, then ``done`` with everything but the tree, or ``error``."""
+    """The stream: events numbered from 0, then ``done`` with all but the tree, or ``error``."""
     settings = service.settings
     number = 0
     try:
@@ -154,7 +154,7 @@ async def _events(
             name, data = _event_of(item, parsed)
             yield event(data, name, number)
             number += 1
-    except Exception as error:  # the HTTP boundary: told to the client, then cut
+    except Exception as error:  # the HTTP boundary: send the error, then cut the stream
         reply = translate(error, settings.retry_after_seconds)
         yield event(reply.body(), "error", number)
         raise StreamAborted from error
@@ -175,7 +175,7 @@ def _without_tree(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def find(service: Service, search_id: str, request: Request) -> KeptSearch:
-    """A search of the request's own key. Raises ApiError (404) for any other."""
+    """A kept search of the request's own key. Raises ApiError (404) for any other id."""
     search = service.store.get(search_id, request.state.key.name)
     if search is None:
         message = f"id: there is no search {echo(search_id)}, or it is no longer kept"
@@ -184,12 +184,12 @@ def find(service: Service, search_id: str, request: Request) -> KeptSearch:
 
 
 def unfinished(search_id: str, created: int, status: str = "running") -> dict[str, Any]:
-    """What is said of a search without a document."""
+    """The response for a search that has no document (yet)."""
     return {"id": search_id, "object": "search", "created": created, "status": status}
 
 
 def last_event(request: Request) -> int:
-    """The number after which events are wanted; -1 for all. Raises ApiError."""
+    """The number in the ``Last-Event-ID`` header, -1 without one. Raises ApiError."""
     header = request.headers.get("last-event-id", "").strip()
     if not header:
         return -1
@@ -205,7 +205,7 @@ def in_background(
     slot: QueueSlot,
     event_log: EventLog,
 ) -> None:
-    """Run ``work`` to its end; what goes wrong is kept under its id and told its readers."""
+    """Run ``work`` to its end; an error is kept under its id and sent to the events' readers."""
     task = service.runner.start(work, slot, kept=True)
     service.store.begin(parsed.id, parsed.key.name, parsed.created, slot, event_log)
 
@@ -226,7 +226,7 @@ def in_background(
 
 
 def estimate(parsed: ParsedRequest, service: Service) -> dict[str, Any]:
-    """The most that a search can come to by its spec, and what such ones came to here."""
+    """The most that a search can cost by its spec, and the mean cost of its kind so far."""
     spec = parsed.spec
     assert spec is not None, "a plain reply is not estimated"
     prompt = len(parsed.problem.prompt)

@@ -1,4 +1,4 @@
-"""The trees under way: every search and plain completion of a server passes through here."""
+"""Runs all searches, plain completions and scorings of a model, and keeps track of them."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class Silence:
-    """Nothing happened for a while."""
+    """Yielded by ``follow`` when nothing has happened for a while."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkDone(Generic[R]):
-    """The work is done; the last thing a follower sees."""
+    """The last item that ``follow`` yields, with the work's return value."""
 
     value: R
 
@@ -43,11 +43,11 @@ class WorkDone(Generic[R]):
 log = logging.getLogger("hedgerow.search")
 
 PLAIN, SCORE = "plain", "score"
-"""What stands in a policy's place where nothing is searched."""
+"""Labels of the metric ``policy`` for plain completions and for scoring."""
 
 
 class SearchRunner:
-    """Runs trees on one engine, counts them, and knows which are under way."""
+    """Runs trees on one engine, counts them in the metrics, and can cancel those that run."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class SearchRunner:
         complete: Callable[..., Awaitable[PlainReply]] = complete,
         score: Callable[..., Awaitable[list[Rewards]]] = score_replies,
     ) -> None:
-        """``search``, ``complete`` and ``score``: these, or the same wrapped."""
+        """``search``, ``complete`` and ``score``: the functions to call, or traced ones."""
         self.engine = engine
         self._search = search
         self._complete = complete
@@ -72,9 +72,9 @@ class SearchRunner:
     def start(
         self, work: Coroutine[Any, Any, T], slot: QueueSlot, *, kept: bool = False
     ) -> asyncio.Task[T]:
-        """Run ``work`` as the task that has the slot's place; cancelling that frees its tree.
+        """Run ``work`` as the task that holds the slot's place; cancelling the task frees its tree.
 
-        It outlives its request only if it is to be ``kept``.
+        The task outlives its request only if ``kept`` is true.
         """
         task = slot.start(work, kept=kept)
         self._running[task] = slot
@@ -82,9 +82,9 @@ class SearchRunner:
         return task
 
     async def run(self, work: Coroutine[Any, Any, T], slot: QueueSlot) -> T:
-        """The result of a request's ``work``, run in its slot.
+        """Run a request's ``work`` in its slot and return its result.
 
-        Raises Deleted or Stopped if somebody else than its own client cancelled it.
+        Raises Deleted or Stopped if the work was cancelled, but not by its own client.
         """
         task = self.start(work, slot)
         await asyncio.wait({task})
@@ -98,8 +98,8 @@ class SearchRunner:
         slot: QueueSlot,
         quiet_seconds: float,
     ) -> AsyncIterator[T | Silence | WorkDone[R]]:
-        """Run ``work(tell)`` in a request's slot and yield what it tells, Silence in between, its
-        WorkDone last. Raises what ``run`` raises.
+        """Run ``work(tell)`` in a request's slot; yield what it passes to ``tell``, Silence after
+        every ``quiet_seconds`` without an item, and WorkDone last. Raises what ``run`` raises.
         """
         items: asyncio.Queue[T | None] = asyncio.Queue()
         task = self.start(work(items.put_nowait), slot)
@@ -120,11 +120,11 @@ class SearchRunner:
 
     @property
     def under_way(self) -> int:
-        """How many trees are being grown."""
+        """The number of tasks that run."""
         return len(self._running)
 
     def cancelled(self) -> Deleted | Stopped:
-        """Why a task of this runner was cancelled, if not by its own client."""
+        """The exception for a task that was cancelled, but not by its own client."""
         return Stopped() if self._closing else Deleted()
 
     async def search(
@@ -139,10 +139,10 @@ class SearchRunner:
         in_reasoning: bool = False,
         engine: Engine | None = None,
     ) -> Outcome:
-        """Grow one tree for at most ``seconds``, on this runner's engine or what stands before it.
+        """Grow one tree for at most ``seconds``, on this runner's engine or a wrapper ``engine``.
 
-        ``continuation``: the steps that stand already; ``problem.prompt`` ends with them.
-        ``in_reasoning``: the prompt opens a thought. What is thought holds no answer.
+        ``continuation``: the steps to continue from, which ``problem.prompt`` ends with.
+        ``in_reasoning``: the prompt opens a thought. Answers are not looked for in thoughts.
         """
         before = continuation.text if continuation else ""
         engine = engine or self.engine
@@ -168,7 +168,7 @@ class SearchRunner:
         fault = outcome.stats.embedder_fault
         if (
             fault is not None and not self._embedder_fault_logged
-        ):  # each is counted, told in its reply
+        ):  # each is counted and is in its reply's stats
             self._embedder_fault_logged = True
             log.warning("%s: such searches go on without comparing steps", fault)
         if answers.maths is not None:
@@ -182,7 +182,7 @@ class SearchRunner:
         on_text: Callable[[str], None] = lambda _: None,
         engine: Engine | None = None,
     ) -> PlainReply:
-        """One plain completion, on this runner's engine or what stands before it."""
+        """Draw a plain completion, on this runner's engine or a wrapper ``engine``."""
         with self.metrics.in_flight_of(PLAIN):
             reply = await self._complete(request, engine or self.engine, tree_id, on_text)
         self.metrics.searches.labels(PLAIN, reply.finish_reason).inc()
@@ -199,7 +199,7 @@ class SearchRunner:
         seconds: float,
         on_scored: Callable[[int], None],
     ) -> list[Rewards]:
-        """The rewards of steps that a client has; ``on_scored`` as in ``score_replies``."""
+        """The rewards of a client's steps; ``on_scored`` as in ``score_replies``."""
         with self.metrics.in_flight_of(SCORE):
             by_reply = await self._score(
                 replies, self.engine, tree_id, seed=seed, seconds=seconds, on_scored=on_scored
@@ -210,7 +210,7 @@ class SearchRunner:
         return by_reply
 
     async def close(self) -> None:
-        """Cancel what is under way and wait until it has let go of its trees."""
+        """Cancel all tasks and wait until they have released their trees."""
         self._closing = True
         for slot in tuple(self._running.values()):
             slot.cancel()

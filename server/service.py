@@ -1,4 +1,4 @@
-"""What every route shares, put together once; its tokenizer bears one user at a time."""
+"""The parts that all routes share, and their tokenizer, which serves one thread at a time."""
 
 from __future__ import annotations
 
@@ -41,26 +41,27 @@ T = TypeVar("T")
 log = logging.getLogger("hedgerow")
 
 LONG = 1 << 15
-"""Characters from which a text is long; one of them takes tens of milliseconds."""
+"""The characters from which a text is long: encoding it takes tens of milliseconds."""
 
 
 async def thread_in_turn(lock: asyncio.Lock, work: Callable[[], T]) -> T:
-    """What ``work`` comes to in a thread beside the event loop, whose turn it is when ``lock`` is
-    free; it is done with then, also where nobody waits for it any more."""
+    """Run ``work`` in a thread while holding ``lock``; return its result. If the caller is
+    cancelled, the lock is still held until the thread has finished."""
     async with lock:
         thread = asyncio.create_task(asyncio.to_thread(work))
         try:
             return await asyncio.shield(thread)
-        finally:  # whoever leaves meanwhile does not let the next one in beside the thread
+        finally:  # a cancelled caller must not release the lock while the thread runs
             await asyncio.wait({thread})
             if not thread.cancelled():
-                thread.exception()  # where nobody waits, nobody hears of an error
+                thread.exception()  # marks an error as retrieved if the caller was cancelled
 
 
 class Tokenizing:
-    """A tokenizer bears one user at a time, in a thread beside the event loop.
+    """Runs a tokenizer in threads beside the event loop, one at a time.
 
-    Long texts have one of their own and go one after the other; what they needed is given back.
+    Long texts have a second tokenizer and are encoded one after the other; their memory is returned
+    to the system.
     """
 
     def __init__(self) -> None:
@@ -69,7 +70,7 @@ class Tokenizing:
         self._long_text: Text | None = None
 
     async def run(self, text: Text, size: int, encode: Callable[[Text], T]) -> T:
-        """What ``encode`` makes of a text of so many characters."""
+        """Run ``encode`` on a tokenizer, for a text of ``size`` characters; return its result."""
         if size < LONG:
             return await thread_in_turn(self._short, lambda: encode(text))
         return await thread_in_turn(self._long, lambda: self._encode_long(text, encode))
@@ -79,24 +80,23 @@ class Tokenizing:
             self._long_text = text.another()
         try:
             return encode(self._long_text)
-        finally:  # the C library keeps freed memory unless it is told to return it
+        finally:  # the C library keeps freed memory unless told to return it
             with suppress(OSError, AttributeError):
                 ctypes.CDLL(None).malloc_trim(0)
 
 
 DECIDING = ("numpy", "scipy", "pulp", "math-verify", "sympy", "llguidance")
-"""Another version of these may break ties, class answers or read a schema otherwise."""
+"""Libraries whose version may change how ties break, answers compare or schemas compile."""
 
 
 @dataclass(frozen=True)
 class Service:
-    """One server's parts.
+    """The parts of a server for one of its models.
 
-    ``draining`` is set once the server has been told to end. ``tokenizing``: who uses the tokenizer
-    in a thread, and when; ``reading``, ``compiling``: kept documents are read one after the other,
-    and schemas tried. ``tuned``: searches that were found worth their tokens on the model.
-    ``others``: further models by name, each with an engine, a text and tuned searches of its own;
-    all else they share.
+    ``draining`` is set when the server shuts down. ``tokenizing`` serialises the tokenizer's use in
+    threads; ``reading`` and ``compiling`` serialise parsing kept documents and compiling schemas.
+    ``tuned``: the searches of ``hedgerow tune`` for the model. ``others``: further models by name,
+    each with its own engine, text, tokenizing, tuned searches and typical costs.
     """
 
     settings: Settings
@@ -120,12 +120,12 @@ class Service:
     others: dict[str, Service] = field(default_factory=dict)
 
     def serving(self, model: str | None) -> Service:
-        """The service of the model that a name or an alias begins with; for unknown ones this."""
+        """The service of the model that a name or alias names; this one for unknown models."""
         return self.others.get((model or "").partition(":")[0], self)
 
     @property
     def models(self) -> list[Service]:
-        """This service, and those of the further models."""
+        """This service and those of the further models."""
         return [self, *self.others.values()]
 
     async def grammar(self, schema: AskedSchema) -> str:
@@ -133,16 +133,16 @@ class Service:
         return await thread_in_turn(self.compiling, lambda: self.schemas.grammar(schema))
 
     async def log_tree(self, document: dict[str, Any]) -> None:
-        """Write a search's document to the file of trees; counted where that does not go."""
+        """Write a search's document to the file of trees; count it in the metrics if that fails."""
         await self.trees.write_beside(document, self.metrics.unwritten_trees.inc)
 
     async def close(self) -> None:
-        """Cancel what is under way, on any model, and wait until it has let go of its trees."""
+        """Cancel all tasks on all models and wait until they have released their trees."""
         await asyncio.gather(*(service.runner.close() for service in self.models))
 
     @asynccontextmanager
     async def lifetime(self, at_end: Callable[[], Awaitable[None]] | None) -> AsyncIterator[None]:
-        """Of an app over it: at its end what is under way is cancelled, then ``at_end`` awaited."""
+        """The app's lifespan: at its end cancel all tasks, then await ``at_end``."""
         yield
         await self.close()
         if at_end is not None:
@@ -150,7 +150,7 @@ class Service:
 
     @property
     def profile(self) -> Profile:
-        """How the policy model is asked, and ends a step."""
+        """The profile: how the policy model is prompted and how its steps end."""
         return PROFILES[self.settings.profile]
 
     @cached_property
@@ -161,7 +161,7 @@ class Service:
 
     @cached_property
     def fingerprint(self) -> str:
-        """``system_fingerprint``: version, model, answer rule, libraries, the engine's own."""
+        """``system_fingerprint``: version, model, answer rule, libraries and engine."""
         engine = self.runner.engine.capabilities.fingerprint
         settings = self.settings
         parts = f"hedgerow-{own_version()}", settings.model, settings.answers, libraries(), engine
@@ -169,7 +169,7 @@ class Service:
 
 
 def libraries() -> str:
-    """8 hex digits over the versions of what decides ties and compares answers."""
+    """8 hex digits that identify the versions of the DECIDING libraries."""
     versions = [f"{name} {version(name)}" for name in DECIDING]
     return hashlib.sha256("\0".join(versions).encode()).hexdigest()[:8]
 
@@ -189,10 +189,10 @@ def create_service(
     trees: TreeLog | None = None,
     traces: Tracing | None = None,
 ) -> Service:
-    """A server's parts over a running engine, which stays its caller's to close, as do traces.
+    """Create a server's parts for a running engine; the caller closes engine and traces.
 
-    Raises SettingsError for API keys that cannot be read, and for a tuned file that is not for the
-    engine.
+    Raises SettingsError for API keys that cannot be read, and for a tuned file whose searches the
+    engine cannot do.
     """
     metrics = Metrics()
     keys = ApiKeys.load(settings)
@@ -221,7 +221,7 @@ def create_service(
 
 
 def add_model(service: Service, settings: Settings, engine: Engine, text: Text) -> None:
-    """Let a service serve one more model, ``settings.model``, beside its own."""
+    """Add a further model, ``settings.model``, to a service."""
     service.others[settings.model] = replace(
         service,
         settings=settings,
@@ -235,7 +235,7 @@ def add_model(service: Service, settings: Settings, engine: Engine, text: Text) 
 
 
 def tuned_searches(settings: Settings, able: Capabilities) -> TunedSearches | None:
-    """What the file of the settings says, None without one; a warning if it is of other models.
+    """Read the tuned file of the settings, if there is one; warn if it was tuned on other models.
 
     Raises SettingsError for a search that needs rewards that the engine does not give.
     """
@@ -254,7 +254,7 @@ def tuned_searches(settings: Settings, able: Capabilities) -> TunedSearches | No
 
 
 def _refusal(tuned: TunedSearch, able: Capabilities) -> tuple[str, str] | None:
-    """The field that the engine cannot do, and why."""
+    """The field of a search that the engine does not support and why; None if it supports all."""
     if needs_rewards(tuned.search) and not able.scores:
         return "policy", f"{tuned.search.policy!r} and its vote need a reward model; there is none"
     return outcome_refusal(tuned.search) if able.outcome else None

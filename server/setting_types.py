@@ -1,4 +1,4 @@
-"""How a setting is declared, and what its text may stand for."""
+"""How settings are declared, and the types that parse their texts."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ OTHERS_RUN = (RUNNING, OPENAI)
 ON_SERVERS = (RUNNING, LAUNCHED, OPENAI)
 ON_OWN_ENGINES = (EMBEDDED, LAUNCHED, RUNNING)
 EVERY_WAY = (EMBEDDED, LAUNCHED, RUNNING, OPENAI)
-"""To run an engine."""
+"""All ways to run an engine."""
 FUNCTION = re.compile(r"[^\W\d]\w*(?:\.\w+)*:[^\W\d]\w*(?:\.\w+)*")
 HEADER = re.compile(r"[A-Za-z0-9-]+")
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 class DeclaredSettings(BaseSettings):
-    """Fields that ``setting`` declares."""
+    """The base of settings classes, whose fields are declared by ``setting``."""
 
     model_config = SettingsConfigDict(
         env_prefix=PREFIX,
@@ -56,7 +56,7 @@ class DeclaredSettings(BaseSettings):
     def settings_customise_sources(
         cls, settings_cls: type[BaseSettings], init_settings: Any, *_: Any, **others: Any
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """By name alone: ``load_settings`` reads the environment."""
+        """Take values from arguments only: ``load_settings`` reads the environment."""
         return (init_settings,)
 
 
@@ -69,11 +69,11 @@ def setting(
     flag: str | None = "",
     **limits: Any,
 ) -> Any:
-    """A field of ``Settings``.
+    """Declare a field of ``Settings``.
 
-    ``on``: the ways to run an engine that act on it; any other refuses it, except for ``off``,
-    which says what an engine without the setting does. ``flag``: its option on the command line, by
-    default its own name, None for none.
+    ``on``: the ways to run an engine that act on the setting; with any other it is refused unless
+    its value is ``off``, which is how such an engine behaves. ``flag``: its command-line option, by
+    default named after it; None: no option.
     """
     extra = {"on": on, "off": off, "flag": flag}
     kind = "default_factory" if callable(default) else "default"
@@ -81,11 +81,11 @@ def setting(
 
 
 def checkpoint(name: str | Path, revision: str | None = None) -> Path:
-    """The folder that ``name`` stands for: a bundled model's name, a path, or a name on the hub
-    such as ``Qwen/Qwen3-0.6B`` whose files are here.
+    """The folder of a model named by its bundled name, by a path, or by its name on the hub such as
+    ``Qwen/Qwen3-0.6B``.
 
-    Nothing is fetched: the name itself comes back where its files are still to be downloaded or
-    made, see ``server.model_download``. Raises ValueError for what is neither.
+    Nothing is downloaded: the name itself is returned if its files must still be downloaded or made
+    (see ``server.model_download``). Raises ValueError if ``name`` is none of these.
     """
     if str(name) in BUNDLED_MODELS:
         policy = BUNDLED_MODELS[str(name)].policy
@@ -95,7 +95,7 @@ def checkpoint(name: str | Path, revision: str | None = None) -> Path:
         return folder
     if not HUB_NAME.fullmatch(str(name)):
         raise ValueError(f"there is no such folder; bundled are {', '.join(BUNDLED_MODELS)}")
-    from huggingface_hub import snapshot_download  # takes a while: only who needs it waits
+    from huggingface_hub import snapshot_download  # slow to import, so only when needed
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     try:
@@ -120,7 +120,7 @@ def _policy(name: Any, info: ValidationInfo) -> Path:
 
 
 def _reward(name: Any, info: ValidationInfo) -> Path | None:
-    """What was named; on ``auto`` the reward model that comes with a bundled policy."""
+    """The named reward model's folder; for ``auto`` the one bundled with the policy, if any."""
     bundle = bundled(info.data.get("policy_model"))
     if name == AUTO:
         return bundle.reward if bundle else None
@@ -148,7 +148,7 @@ def _python(path: Path) -> Path:
 
 
 def _engine(name: str, info: ValidationInfo) -> str:
-    """``auto``: as ``--launch`` or URLs say, or what can run the models here."""
+    """The engine's name; for ``auto`` by ``--launch`` or URLs, else what can run the models."""
     if name != AUTO:
         return name
     values = info.data
@@ -194,7 +194,7 @@ def _by_commas(value: Any) -> Any:
 
 
 def headers_of(text: str) -> dict[str, str]:
-    """``Name: value``, several by commas. Raises ValueError for anything else."""
+    """Parse ``Name: value`` pairs separated by commas. Raises ValueError for anything else."""
     parts = [part.partition(":") for part in text.split(",") if part.strip()]
     if not all(colon and HEADER.fullmatch(name.strip()) for name, colon, _ in parts):
         raise ValueError("Name: value is needed, several by commas")

@@ -1,5 +1,5 @@
-"""Every setting of a server, declared once: the environment (``HEDGEROW_...``), the options of the
-commands, ``hedgerow config`` and the table in ``docs/settings.md`` follow from the fields here."""
+"""Every setting of a server, declared once: environment variables (``HEDGEROW_...``), the commands'
+options, ``hedgerow config`` and the table in ``docs/settings.md`` are derived from the fields."""
 
 from __future__ import annotations
 
@@ -61,20 +61,20 @@ from server.setting_types import (
 )
 
 API_KEY = "api_key"
-"""The one variable that is for clients: ``--url`` sends it."""
+"""The only variable for clients: commands with ``--url`` send it."""
 UNKNOWN_DEFAULT = "default_factory_not_called"
-"""Of kv_theta, where policy_model is wrong; that is said already."""
+"""The error type of kv_theta if policy_model is invalid, which has an error of its own."""
 
 
 def _shipped_theta(values: dict[str, Any]) -> Path | None:
-    """What was fitted to the bundled policy model, where it is the one and the file is there."""
+    """The theta file of the bundled policy model, if that is the policy and the file exists."""
     path = SPRIG_FOLDER / "theta.json"
     bundled = values.get("policy_model") == SPRIG_FOLDER / "policy"
     return path if bundled and path.is_file() else None
 
 
 class ModelSettings(DeclaredSettings):
-    """The models, and what runs them. A table of ``models_file`` may set those of one model."""
+    """The models and their engines. A table of ``models_file`` sets those of a further model."""
 
     revision: str | None = setting(None, "of a policy model on the hub: branch, tag or commit")
     policy_model: PolicyCheckpoint = setting(
@@ -231,7 +231,7 @@ class ModelSettings(DeclaredSettings):
 
 
 class Settings(LimitSettings, HttpSettings, ModelSettings):
-    """What a server is started with. Sizes are in the unit that the name says."""
+    """All settings of a server. Sizes are in the unit in their name."""
 
     @property
     def engine_way(self) -> str:
@@ -248,13 +248,13 @@ class SettingsError(ValueError):
 
 
 def declared(field: FieldInfo) -> dict[str, Any]:
-    """What ``setting`` says of a field: ``on``, ``off``, ``flag``."""
+    """A field's ``on``, ``off`` and ``flag``, as given to ``setting``."""
     assert isinstance(field.json_schema_extra, dict), "every setting is declared by setting()"
     return field.json_schema_extra
 
 
 def option(name: str) -> str | None:
-    """A setting's option; None for secrets, as command lines are seen by others."""
+    """A setting's command-line option; None for secrets, as other users can see command lines."""
     field = Settings.model_fields[name]
     flag = declared(field)["flag"]
     secret = "SecretStr" in str(field.annotation)
@@ -262,7 +262,7 @@ def option(name: str) -> str | None:
 
 
 def variable(name: str) -> str:
-    """A setting's name in the environment."""
+    """A setting's environment variable."""
     return f"{PREFIX}{name.upper()}"
 
 
@@ -276,10 +276,10 @@ class _Variables(EnvSettingsSource):
 
 
 def load_settings(environ: Mapping[str, str] | None = None, **overrides: Any) -> Settings:
-    """Settings from the environment; ``overrides`` that are not None win.
+    """Load settings from the environment; ``overrides`` that are not None take precedence.
 
-    Raises SettingsError, one line a key. An unknown ``HEDGEROW_`` variable is an error too, and a
-    setting that the engine does not act on.
+    Raises SettingsError with a line for each key, also for an unknown ``HEDGEROW_`` variable and
+    for a setting that the engine does not act on.
     """
     environ = os.environ if environ is None else environ
     for name in environ:
@@ -294,9 +294,9 @@ def load_settings(environ: Mapping[str, str] | None = None, **overrides: Any) ->
 
 
 def settings_by_name(values: Mapping[str, Any], label: Callable[[str], str] = variable) -> Settings:
-    """Settings that must all have an effect; errors call them as ``shown`` does.
+    """Settings from values that must all have an effect; ``label`` names a setting in errors.
 
-    Raises SettingsError, one line a key.
+    Raises SettingsError with a line for each key.
     """
     try:
         settings = Settings(**values)
@@ -316,7 +316,7 @@ def settings_by_name(values: Mapping[str, Any], label: Callable[[str], str] = va
 
 
 def _ignored(settings: Settings, name: str) -> bool:
-    """Whether the engine would not act on a setting that asks for something."""
+    """Whether a setting asks for something that the engine does not act on."""
     declaration = declared(Settings.model_fields[name])
     return settings.engine_way not in declaration["on"] and getattr(settings, name) not in (
         None,

@@ -1,5 +1,5 @@
-"""Plain replies that are drawn side by side: a call of the engine draws a piece of each to one
-prompt."""
+"""Draws several plain replies concurrently: one engine call draws a piece of every reply to the
+same prompt."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from server.reply_logprobs import LogprobRecorder, ReplyToken, in_text
 from server.service import Service
 
 Completions = Sequence[Sequence[PlainCompletion]]
-"""Replies, those to one prompt together."""
+"""The replies to draw, grouped by prompt."""
 
 
 class DrawnReplies(NamedTuple):
-    """What was drawn, and the log-probabilities of the replies' tokens where these are wanted."""
+    """The replies, and the log-probabilities of their tokens if these were asked for."""
 
     replies: list[PlainReply]
     logprobs: list[list[ReplyToken]]
@@ -41,8 +41,8 @@ async def draw_side_by_side(
     logprobs: int | None,
     tell: Tell | None,
 ) -> DrawnReplies:
-    """Draw them within ``seconds``. ``tree``: names them; ``logprobs``: of so many likeliest tokens
-    too, None: of none. Until they are done they cost whole pieces."""
+    """Draw all replies within ``seconds``. ``tree``: their names' prefix; ``logprobs``: how many
+    likeliest tokens to record, or None. Until they are done ``usage`` counts whole pieces."""
     runner, places = service.runner, list(_places(completions, tree, service.runner.engine))
     recorders: list[LogprobRecorder] = []
     if logprobs is not None:
@@ -76,7 +76,7 @@ Place = tuple[PlainCompletion, str, Engine]
 
 
 def _places(completions: Completions, tree: str, engine: Engine) -> Iterator[Place]:
-    """Each reply with its tree's name and what draws it: those to one prompt are drawn together."""
+    """Each reply with its tree's name and engine; replies to one prompt share a JointReplies."""
     alone = len(completions) == 1
     for number, draws in enumerate(completions):
         tree_name = tree if alone else f"{tree}.{number}"
@@ -92,10 +92,10 @@ PendingDraw = tuple[Branch, "asyncio.Future[Step]"]
 
 
 class JointReplies(EngineWrapper):
-    """An engine for replies that are drawn side by side, each as a tree of ``trees``.
+    """An engine for replies that are drawn together, each of which uses one tree of ``trees``.
 
-    They are branches of the one ``tree``: when every reply that is not over has asked for its next
-    piece, all are drawn in one call. Their seeds are their own, so they say what they say alone.
+    To the wrapped engine they are branches of one ``tree``: when every unfinished reply has asked
+    for its next piece, all are drawn in one call. Each has its own seed, as when drawn alone.
     """
 
     def __init__(self, engine: Engine, tree: str, trees: Sequence[str]) -> None:
@@ -108,7 +108,7 @@ class JointReplies(EngineWrapper):
         self._drawing: asyncio.Task[list[Step]] | None = None
 
     async def expand(self, tree: str, branches: Sequence[Branch], sampling: Sampling) -> list[Step]:
-        """The next piece of one reply, when the others have asked for theirs."""
+        """Draw the next piece of one reply, when all others have asked for theirs."""
         (branch,) = branches
         step: asyncio.Future[Step] = asyncio.get_running_loop().create_future()
         self._pending[tree] = self._apart(branch, self._places[tree]), step
@@ -117,16 +117,16 @@ class JointReplies(EngineWrapper):
         return [await step]
 
     async def release(self, tree: str) -> Counters:
-        """One reply is over; what all have cost with the last one."""
+        """End one reply; the last one releases the tree and returns the counters of all."""
         return await super().release(self._tree) if self._leave(tree) else Counters()
 
     async def abort(self, tree: str) -> None:
-        """One reply is given up; with the last one goes what is under way."""
+        """Give up one reply; the last one aborts the tree."""
         if self._leave(tree):
             await super().abort(self._tree)
 
     def _leave(self, tree: str) -> bool:
-        """Whether no reply is left."""
+        """Remove a reply; return whether none remains."""
         self._going.discard(tree)
         self._pending.pop(tree, None)
         self._draw_when_all_ask()
@@ -135,7 +135,7 @@ class JointReplies(EngineWrapper):
         return not self._going
 
     def _apart(self, branch: Branch, place: int) -> Branch:
-        """With ids that no other reply has."""
+        """The branch with node ids that no other reply uses."""
 
         def node_id(node: int) -> int:
             return node if node == ROOT else (node - 1) * len(self._places) + place + 1
@@ -156,7 +156,7 @@ class JointReplies(EngineWrapper):
 
 
 def _deliver(pending: Sequence[PendingDraw], drawing: asyncio.Task[list[Step]]) -> None:
-    """Everyone who still waits gets a step, or the error."""
+    """Give each reply that still waits its step, or the error of the call."""
     for place, (_, step) in enumerate(pending):
         if step.done():
             continue

@@ -1,4 +1,4 @@
-"""Server-sent events: what a stream may say already, and ending it honestly."""
+"""Server-sent events: encoding, and which text of a growing reply is already certain."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from server.tool_calls import CallDelta, CallReader, CallStream
 
 HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 OR_EVENTS: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}
-"""What a route's document says that may answer with a stream."""
+"""The OpenAPI responses of a route that may answer with a stream."""
 DONE = b"data: [DONE]\n\n"
 on_one_line = json.JSONEncoder(separators=(",", ":")).encode
-"""Made once; ``json.dumps`` makes its encoder anew for every event."""
+"""Encodes JSON without spaces; ``json.dumps`` would create an encoder at each call."""
 
 
 def event(data: Any, name: str | None = None, number: int | None = None) -> bytes:
-    """One server-sent event with JSON data on one line."""
+    """Encode a server-sent event with JSON data on one line."""
     lines = [f"id: {number}"] if number is not None else []
     if name is not None:
         lines.append(f"event: {name}")
@@ -35,24 +35,23 @@ def event(data: Any, name: str | None = None, number: int | None = None) -> byte
 
 
 class EventStream(StreamingResponse):
-    """Sends events as they come, until it is cancelled: the middleware sees to that."""
+    """Sends events as they come; the middleware cancels it when the client leaves."""
 
     def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
         super().__init__(events, media_type="text/event-stream", headers=HEADERS)
         self._events = events
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer the request."""
+        """Send the response, then close the generator of events."""
         async with aclosing(self._events):
             await self.stream_response(send)
 
 
 class StablePrefix:
-    """Follows a search by its events.
+    """Follows a search by its events, to know how its reply begins.
 
     The reply is a finished trajectory or grows from an open leaf, so it begins with what all of
-    these have in common. Where the root may grow again nothing of the reply is certain before the
-    end.
+    these have in common. If the policy may return to the root, no text is certain before the end.
     """
 
     def __init__(self, spec: SearchSpec) -> None:
@@ -60,14 +59,14 @@ class StablePrefix:
         self._goes_back = returns_to_root(POLICIES[spec.policy](spec))
 
     def on_event(self, event: Event) -> None:
-        """Take in the search's next event."""
+        """Apply the search's next event to the tree."""
         if isinstance(event, Started):
             self._tree = None if self._goes_back else Tree(event.prompt)
         elif self._tree is not None:
             grow(self._tree, event)
 
     def text(self) -> str:
-        """What the reply begins with. Between rounds; it only grows as long as anything lives."""
+        """The certain beginning of the reply, between rounds; it grows as long as a leaf lives."""
         tree = self._tree
         if tree is None:
             return ""
@@ -75,7 +74,7 @@ class StablePrefix:
 
 
 def shared(texts: Sequence[str]) -> str:
-    """What all texts begin with; of none that is nothing."""
+    """The longest common prefix of the texts; empty if there are none."""
     first, last = min(texts, default=""), max(texts, default="")
     pairs = enumerate(zip(first, last, strict=False))
     return first[: next((i for i, (a, b) in pairs if a != b), len(first))]
@@ -85,7 +84,7 @@ LONGEST_STEP = 80
 
 
 class Progress:
-    """Sums up each round of a search in a line once the next begins; ``text``: all lines so far."""
+    """Makes a line about each round of a search when it is over; ``text``: all lines so far."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -95,7 +94,7 @@ class Progress:
         self._finished = 0
 
     def on_event(self, event: Event) -> str | None:
-        """Take in an event; the line of the round that is over with it, if one is."""
+        """Note an event; return the line of the round that it ends, or None."""
         number = getattr(event, "round", self._round)
         over = isinstance(event, Answered) or number != self._round
         line = self._line() if over and self._steps else None
@@ -117,7 +116,7 @@ class Progress:
 
 
 class Parts(NamedTuple):
-    """What is new of a choice: of its thought, of its reply, and of the calls in it."""
+    """The new parts of a choice: of its thought, of its reply, and of the calls in it."""
 
     thought: str
     text: str
@@ -125,10 +124,10 @@ class Parts(NamedTuple):
 
 
 class ReplyStream:
-    """One choice of a stream: what has been sent of its thought, of its reply and of its calls."""
+    """Splits one choice of a stream into parts, and tracks how much of each has been sent."""
 
     def __init__(self, in_reasoning: bool | None, reader: CallReader | None = None) -> None:
-        """``opened`` None: nothing is a thought here; ``reader`` None: nothing is a call."""
+        """``in_reasoning`` None: replies have no thoughts; ``reader`` None: they have no calls."""
         self._in_reasoning = in_reasoning
         self._text = ""
         self._thought = 0
@@ -141,12 +140,12 @@ class ReplyStream:
         return self._calls is not None and self._calls.has_calls
 
     def more(self, text: str) -> Parts:
-        """What is new with ``text``."""
+        """The new parts after ``text`` is appended."""
         self._text += text
         return self._new(self._text, whole=False)
 
     def rest(self, text: str) -> Parts:
-        """What has not been sent yet, now that the whole ``text`` is known."""
+        """The parts not sent yet, now that the whole ``text`` is known."""
         assert text.startswith(self._text), "what was sent as certain has changed"
         return self._new(text, whole=True)
 

@@ -1,4 +1,4 @@
-"""How calls of tools are read out of a reply, whole or while it grows."""
+"""Reads tool calls from a reply, whole or while it is drawn."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from runtime.tool_template import CallForm
 from server.reply_text import held_back
 
 ForcedForm = Literal["arguments", "choice"]
-"""A reply under a grammar: the arguments of the one tool alone, or an object with a tool's
-``name`` and its ``arguments``."""
+"""A reply under a grammar: only the arguments of the one tool, or an object with a tool's ``name``
+and its ``arguments``."""
 
 OPENS, CLOSES = "<tool_call>", "</tool_call>"
 _CHOICE = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments"\s*:\s*')
 
 
 class Call(NamedTuple):
-    """A call: a tool's name, and its arguments as JSON text, as far as they go."""
+    """A tool call: the tool's name and its arguments as JSON text, which may be incomplete."""
 
     name: str
     arguments: str
 
 
 class CallsRead(NamedTuple):
-    """What a reply says beside its calls, and these."""
+    """A reply's text without its calls, and the calls."""
 
     text: str
     calls: tuple[Call, ...] = ()
@@ -34,8 +34,8 @@ class CallsRead(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CallReader:
-    """Reads calls of tools with these ``names``, the first alone unless ``parallel``. ``form``:
-    how the reply holds them."""
+    """Reads calls of the tools ``names``, only the first call unless ``parallel``. ``form``: how a
+    reply encodes calls."""
 
     form: CallForm | ForcedForm
     names: tuple[str, ...]
@@ -43,13 +43,13 @@ class CallReader:
 
     @property
     def forced(self) -> bool:
-        """Whether the reply is a call whatever the model would say."""
+        """Whether the reply is constrained to be a call."""
         return self.form in ("arguments", "choice")
 
     def read(self, text: str, *, whole: bool = True) -> CallsRead:
-        """A reply's text and calls. ``whole`` False: more may come, and what it might still change
-        is left out; the text and each call's arguments then only grow. What looks like a call and
-        is none of a tool that was named stays text."""
+        """A reply's text and calls. ``whole`` False: more may come, so all that may still change is
+        left out; the text and each call's arguments then only grow. What looks like a call but
+        calls none of ``names`` stays text."""
         match self.form:
             case "arguments":
                 return CallsRead("", (Call(self.names[0], text),) if text else ())
@@ -61,7 +61,7 @@ class CallReader:
                 return self._tagged(text, whole=whole)
 
     def _bare(self, text: str, *, whole: bool) -> CallsRead:
-        """The reply is one call, or no call is in it."""
+        """Read a reply that is either one call or text without calls."""
         if not whole and not text.strip():
             return CallsRead("")
         if not text.lstrip().startswith("{"):
@@ -72,7 +72,7 @@ class CallReader:
         return CallsRead("", (call,))
 
     def _tagged(self, text: str, *, whole: bool) -> CallsRead:
-        """Text before, between and after calls is one; the space around them is not part of it."""
+        """Read calls between tags; the text around them is joined, without the space beside."""
         content, calls, rest = "", [], text
         while OPENS in rest:
             before, _, inside = rest.partition(OPENS)
@@ -93,7 +93,7 @@ class CallReader:
         return CallsRead((content + rest).rstrip() if calls else content + rest, tuple(calls))
 
     def _call(self, body: str) -> Call | None:
-        """A call's JSON read; None for what is none."""
+        """Parse a call's JSON; None if it is not a call of one of the tools."""
         try:
             call = json.loads(body)
             if not isinstance(call, dict) or call.get("name") not in self.names:
@@ -107,8 +107,8 @@ class CallReader:
 
 
 def _choice_call(text: str, *, whole: bool) -> tuple[Call, ...]:
-    """The call in an object of a name and arguments. The object's own end, and space before it, are
-    left out as soon as they may be it."""
+    """The call in an object with a name and arguments. A last brace that may close the object, and
+    space before it, are left out of the arguments."""
     match = _CHOICE.match(text)
     if match is None:
         return ()
@@ -126,7 +126,7 @@ def _is_json(text: str) -> bool:
 
 
 class CallDelta(NamedTuple):
-    """What is new of the call at ``place``; ``name``: where it begins."""
+    """The new part of the call at ``place``; ``name``: only in its first part."""
 
     place: int
     name: str | None
@@ -135,7 +135,7 @@ class CallDelta(NamedTuple):
 
 @dataclass(slots=True)
 class CallStream:
-    """One choice of a stream: what has been sent of its text and of its calls."""
+    """Tracks how much of the text and of each call has been sent, for one choice of a stream."""
 
     reader: CallReader
     _text: int = 0
@@ -147,7 +147,7 @@ class CallStream:
         return bool(self._calls)
 
     def more(self, text: str, *, whole: bool) -> tuple[str, list[CallDelta]]:
-        """What is new with a reply's ``text`` as far as it goes."""
+        """The new text and call parts, with a reply's whole ``text`` so far."""
         parts = self.reader.read(text, whole=whole)
         new, self._text = parts.text[self._text :], max(self._text, len(parts.text))
         deltas = []

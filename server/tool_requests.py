@@ -1,4 +1,4 @@
-"""Which tools a request has and how they may be called; calls and results in its messages."""
+"""Validates a request's tools and ``tool_choice``, and the tool calls in its messages."""
 
 from __future__ import annotations
 
@@ -35,23 +35,23 @@ FUNCTION_SCHEMA: dict[str, Any] = {
 
 
 def tools_schema(tool: dict[str, Any]) -> dict[str, Any]:
-    """Of a list of tools that look like this."""
+    """The schema of a list of tools, each of schema ``tool``."""
     return {"type": ["array", "null"], "maxItems": MOST_TOOLS, "items": tool}
 
 
 def choice_schema(function_choice: dict[str, Any]) -> dict[str, Any]:
-    """Of a choice among tools, one of which is named like this."""
+    """The schema of ``tool_choice``; ``function_choice``: of a choice that names a function."""
     return {"anyOf": [{"enum": ["none", "auto", "required", None]}, function_choice]}
 
 
 ANYTHING: Mapping[str, Any] = {"type": "object", "properties": {}}
-"""The arguments of a tool that does not say which it takes."""
+"""The parameters of a tool that declares none."""
 
 
 @dataclass(frozen=True, slots=True)
 class AskedTools:
-    """``tools``: as a chat template takes them; ``reader``: how the reply holds calls; ``schema``:
-    what the reply must fit, where it is to be a call."""
+    """A request's tools. ``tools``: for the chat template; ``reader``: reads calls from the reply;
+    ``schema``: what the reply must fit if it must be a call."""
 
     tools: tuple[dict[str, Any], ...]
     reader: CallReader
@@ -59,8 +59,8 @@ class AskedTools:
 
 
 async def tools_of(request: ChatRequest, service: Service) -> AskedTools | None:
-    """What a chat's tools ask for; None where no call may be made. Raises ApiError naming what is
-    wrong, and what neither the model's chat template nor its engine can do."""
+    """The tools of a chat request, None if no call may be made. Raises ApiError naming what is
+    wrong or not supported by the model's chat template or engine."""
     template = await tool_template(service) if request.tools else ToolTemplate()
     choice, parallel = request.tool_choice, request.parallel_tool_calls
     tools = requested_tools(request.tools, choice, parallel, template)
@@ -76,15 +76,15 @@ async def tools_of(request: ChatRequest, service: Service) -> AskedTools | None:
 
 
 async def tool_template(service: Service) -> ToolTemplate:
-    """What the model's chat template does with tools."""
+    """How the model's chat template renders tools and calls."""
     return await service.tokenizing.run(service.text, 0, lambda text: text.tool_template)
 
 
 def requested_tools(
     tools: Any, choice: Any, parallel: bool | None, template: ToolTemplate
 ) -> AskedTools | None:
-    """What a chat's ``tools`` and ``tool_choice`` ask for; None where no call may be made. Raises
-    ApiError naming what is wrong, or what the model's chat template cannot do."""
+    """The tools by a chat's ``tools`` and ``tool_choice``; None if no call may be made. Raises
+    ApiError naming what is wrong or not supported by the model's chat template."""
     functions = tuple(_tool(tool, f"tools[{i}]") for i, tool in enumerate(_listed(tools)))
     names = tuple(tool["function"]["name"] for tool in functions)
     if len(set(names)) < len(names):
@@ -121,7 +121,7 @@ def _listed(tools: Any) -> list[Any]:
 
 
 def _tool(tool: Any, name: str) -> dict[str, Any]:
-    """A tool with its name, description and parameters alone."""
+    """Check a tool; return it with only its name, description and parameters."""
     if not isinstance(tool, Mapping):
         raise bad_value(name, f"must be an object, got {echo(tool)}")
     if tool.get("type") != "function":
@@ -152,7 +152,7 @@ def _tool(tool: Any, name: str) -> dict[str, Any]:
 
 
 def _choice(choice: Any, names: tuple[str, ...]) -> Any:
-    """``none``, ``auto``, ``required`` or the object with the one tool's name."""
+    """Check ``tool_choice``: ``none``, ``auto``, ``required`` or an object with a tool's name."""
     if choice is None or choice in ("none", "auto", "required"):
         if choice == "required" and not names:
             raise bad_value("tool_choice", "there are no tools to call")
@@ -175,8 +175,8 @@ def _arguments(tool: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _one_of(tools: Any) -> dict[str, Any]:
-    """A schema of a tool's name and its arguments. Each tool's own schema is a definition of its
-    own, which its references point into."""
+    """The schema of an object with the name and the arguments of one of the tools. Each tool's own
+    schema becomes a definition, and its references are moved there."""
     places = [f"tool{i}" for i in range(len(tools))]
     calls = [
         object_of(name={"const": tool["function"]["name"]}, arguments={"$ref": f"#/$defs/{place}"})
@@ -191,7 +191,7 @@ def _one_of(tools: Any) -> dict[str, Any]:
 
 
 def _at_root(schema: Any, root: str) -> Any:
-    """The schema where its root is at ``root``."""
+    """A copy of the schema, with its references resolved from ``root``."""
     if isinstance(schema, list):
         return [_at_root(part, root) for part in schema]
     if not isinstance(schema, dict):
@@ -204,8 +204,8 @@ def _at_root(schema: Any, root: str) -> Any:
 
 
 def calls_in(calls: Any, name: str) -> list[dict[str, Any]]:
-    """Earlier calls as a chat template takes them: their arguments as an object. Raises ApiError
-    naming what is wrong."""
+    """Earlier calls for the chat template, with their arguments parsed. Raises ApiError naming what
+    is wrong."""
     if not isinstance(calls, list):
         raise bad_value(name, f"must be a list, got {echo(calls)}")
     return [_call_in(call, f"{name}[{i}]") for i, call in enumerate(calls)]
@@ -232,7 +232,7 @@ def _call_in(call: Any, name: str) -> dict[str, Any]:
 
 
 def _must_encode(value: Any, name: str) -> None:
-    """Raise ApiError for half a character somewhere, which UTF-8 has not."""
+    """Raise ApiError for lone surrogates anywhere in the value, which UTF-8 cannot encode."""
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:

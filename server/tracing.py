@@ -1,19 +1,19 @@
 """OpenTelemetry spans of requests and of searches, sent by OTLP where that is configured.
 
-Imported only then. A search's spans are made from outside: from the calls it makes of its engine
-and from the events it tells. Attributes are those of the GenAI semantic conventions; what these
-have no name for begins with ``hedgerow.``. No span holds a prompt or a reply.
+Imported only then. A search's spans are made from outside: from its calls of the engine and from
+its events. Attributes are those of the GenAI semantic conventions; others begin with
+``hedgerow.``. No span holds a prompt or a reply.
 
     POST /v1/search
     └─ chat sprig                    the search
        └─ round
-          ├─ embed                   where the policy compares steps, the first time
-          ├─ decide                  until the engine is told what is planned
+          ├─ embed                   if the policy compares steps, in its first round
+          ├─ decide                  until the engine gets the hint with the plan
           ├─ expand                  one step for each branch
-          │  └─ evict, rehydrate     by the engine meanwhile, for whatever search: what it did,
-          │                          not when; rehydrating is prefilling, and has no length here
+          │  └─ evict, rehydrate     by the engine meanwhile, for any search: their amounts, not
+          │                          their times; rehydration is prefilling and has no length here
           ├─ score
-          └─ embed                   beside score, where the policy has compared steps before
+          └─ embed                   beside score, if the policy has compared steps before
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ UNTRACED = frozenset({"/health", "/ready", "/metrics"})
 SERVER_ERROR = 500
 NANOSECONDS = 1e9
 MOST_EVENTS = 1 << 20
-"""Of a span: every step of a large tree. By itself OpenTelemetry drops all but the last 128."""
+"""The most events of a span: a large tree's steps. OpenTelemetry's default is the last 128."""
 
 
 def by_otlp(endpoint: str) -> BatchSpanProcessor:
-    """Sends spans to a collector such as ``http://127.0.0.1:4318``, in the background."""
+    """A processor that sends spans to a collector such as ``http://127.0.0.1:4318``."""
     return BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint.rstrip("/") + OTLP_PATH))
 
 
@@ -63,7 +63,7 @@ class Tracing:
     """Makes the spans of one server that serves ``model``."""
 
     def __init__(self, processor: SpanProcessor, model: str, version: str) -> None:
-        """OTEL_RESOURCE_ATTRIBUTES and OTEL_SERVICE_NAME are heeded."""
+        """OTEL_RESOURCE_ATTRIBUTES and OTEL_SERVICE_NAME override the resource's attributes."""
         identity = {"service.name": "hedgerow", "service.version": version}
         self._provider = TracerProvider(
             span_limits=SpanLimits(max_events=MOST_EVENTS),
@@ -75,7 +75,7 @@ class Tracing:
         self.requests = partial(TracedRequests, tracer=self.tracer)
 
     async def close(self) -> None:
-        """Send what is left."""
+        """Send the spans that are not sent yet."""
         await asyncio.to_thread(self._provider.shutdown)
 
     async def search(
@@ -167,7 +167,7 @@ def _outcome_attributes(outcome: Outcome) -> dict[str, Any]:
 
 
 class TracedRequests:
-    """Wraps the app: a span for every request but probes and scrapes, below its caller's."""
+    """ASGI middleware: a span for every request but probes and scrapes, below its caller's span."""
 
     def __init__(self, app: ASGIApp, tracer: Tracer) -> None:
         self._app = app
@@ -201,11 +201,11 @@ class TracedRequests:
 
 
 class TracedEngine(EngineWrapper):
-    """An engine for one tree. ``whole``: the span of its search; ``model``: the policy's name.
+    """An engine wrapper that traces one tree. ``root``: its search's span; ``model``: the policy.
 
-    The search decides from the last thing it told (``on_event``) of one round, or from its
-    embeddings on, until it gives the hint of the next. Between a round's steps and what it tells of
-    them it may embed as well as score.
+    The span ``decide`` lasts from a round's last event (``on_event``), or from its embeddings, to
+    the hint of the next round. Between drawing a round's steps and the events about them a search
+    may embed as well as score.
     """
 
     def __init__(self, engine: Engine, tracer: Tracer, root: Span, model: str) -> None:
@@ -220,7 +220,7 @@ class TracedEngine(EngineWrapper):
         self._after_expand = False
 
     def on_event(self, event: Event) -> None:
-        """The search told of something. A plan is told as it is made, before the hint."""
+        """Note an event. Events of a plan come while it is made, before the hint."""
         if isinstance(event, Selected | Pruned) and event.round > self._number:
             self._begin()
         if isinstance(event, Evicted | Rehydrated) and self._round is not None:
@@ -230,13 +230,13 @@ class TracedEngine(EngineWrapper):
         self._last_event = time.time_ns()
 
     def end(self) -> None:
-        """The search is over."""
+        """End the last round's span; the search is over."""
         if self._round is not None:
             self._round.end(self._last_event)
             self._round = None
 
     async def expand(self, tree: str, branches: Sequence[Branch], sampling: Sampling) -> list[Step]:
-        """As the engine does; what it evicted and rehydrated meanwhile hangs below."""
+        """Draw steps, traced, with child spans for what the engine evicted and rehydrated."""
         attrs = {
             "gen_ai.operation.name": "text_completion",
             "gen_ai.request.model": self._model,
@@ -261,7 +261,7 @@ class TracedEngine(EngineWrapper):
         question: str,
         trajectories: Sequence[Trajectory],
     ) -> list[float]:
-        """As the engine does."""
+        """Score trajectories, traced."""
         attrs = {"gen_ai.operation.name": "score", "hedgerow.trajectories": len(trajectories)}
         with self._call("score", attrs):
             return await self._engine.score(tree, prompt, question, trajectories)
@@ -269,7 +269,7 @@ class TracedEngine(EngineWrapper):
     async def embed(
         self, tree: str, prompt: tuple[int, ...], trajectories: Sequence[Trajectory]
     ) -> list[tuple[float, ...]]:
-        """As the engine does; beside a round's scores, or the first call of a round."""
+        """Embed steps, traced: beside a round's scoring, or as the first call of a round."""
         beside = self._after_expand
         if not beside:
             self._begin()
@@ -281,7 +281,7 @@ class TracedEngine(EngineWrapper):
         return vectors
 
     def hint(self, tree: str, hint: Hint) -> None:
-        """As the engine does; the round is decided."""
+        """Pass the hint on; the round is decided, so its ``decide`` span ends."""
         self._begin()
         assert self._round is not None, "a round has begun"
         self._number += 1
@@ -292,7 +292,7 @@ class TracedEngine(EngineWrapper):
         self._engine.hint(tree, hint)
 
     def _begin(self) -> None:
-        """A new round, unless it has begun already."""
+        """Begin a new round's span, unless it has begun already."""
         if self._deciding_from is None:
             self.end()
             self._round = self._tracer.start_span("round", self._root, start_time=self._last_event)
@@ -303,7 +303,7 @@ class TracedEngine(EngineWrapper):
 
     @contextmanager
     def _call(self, name: str, attrs: dict[str, Any]) -> Iterator[Span]:
-        """A span below the round, or below the whole where nothing goes by rounds."""
+        """A span below the round's, or below the root where there are no rounds."""
         with self._tracer.start_as_current_span(name, self._parent(), attributes=attrs) as span:
             yield span
 
@@ -313,7 +313,7 @@ class TracedEngine(EngineWrapper):
         return None
 
     def _kv_work(self, parent: Context, before: Usage, after: Usage) -> None:
-        """What the engine gave up and brought back during a call, for this search or another."""
+        """Make spans of the KV evicted and rehydrated during a call, for this search or others."""
         now = time.time_ns()
         evicted = after.totals.evicted_tokens - before.totals.evicted_tokens
         if evicted > 0:

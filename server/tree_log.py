@@ -1,4 +1,4 @@
-"""``--trees FILE``: every searched tree as one line of JSON."""
+"""``--trees FILE``: writes every searched tree as a line of JSON."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from typing import Any, Self
 log = logging.getLogger("hedgerow.trees")
 
 WRITE_SECONDS = 0.1
-"""Seconds that an answer waits for its tree to be in the file."""
+"""The most seconds that a response waits for its tree to be written."""
 MOST_WAITING = 64 << 20
-"""Bytes of lines that may wait for a file that stands still."""
+"""The most bytes of lines that may wait for a blocked file."""
 CLOSE_SECONDS = 5.0
-"""For what still waits at the end."""
+"""The most seconds to write waiting lines at the end."""
 
 OnWritten = Callable[[bool], None]
 
@@ -31,7 +31,7 @@ class TreeLog:
     def __init__(self, path: Path | None) -> None:
         """Raises OSError if the file cannot be opened for writing.
 
-        ``wanted``: whether anybody asked for the trees.
+        ``enabled``: whether trees are written at all.
         """
         self.enabled = path is not None
         self._file: FileIO | None = path.open("ab", buffering=0) if path else None
@@ -51,23 +51,23 @@ class TreeLog:
             self._writer.join(CLOSE_SECONDS)
             if self._writer.is_alive():
                 log.error("trees are lost: %d bytes of them still wait", self._waiting)
-                return  # the file is the thread's
+                return  # the thread still uses the file
         if self._file is not None:
             self._file.close()
 
     def write(self, document: dict[str, Any]) -> bool:
-        """One tree; it is in the file when this returns, unless False: it could not be written.
+        """Write one tree; return False if that failed.
 
-        That is logged once. What was written of its line is no part of the next one's.
+        The first failure is logged. The next tree starts a new line after a partly written one.
         """
         return self._file is None or self._write(self._file, _line(document))
 
     async def write_beside(self, document: dict[str, Any], on_loss: Callable[[], None]) -> None:
-        """One tree, by a thread that bears with a file that stands still, as a pipe nobody reads.
+        """Write one tree in a thread, since the file may block, such as a pipe that nobody reads.
 
-        As a rule it is in the file when this returns; nobody waits for one that is behind. ``lost``
-        is called, in any thread, for a tree that could not be written, or for which there is no
-        room to wait.
+        The tree is usually written when this returns; while the file is behind, this does not wait.
+        ``on_loss`` is called, in any thread, for a tree that could not be written, or that found
+        MOST_WAITING bytes waiting.
         """
         if self._file is None:
             return

@@ -1,6 +1,6 @@
-"""The file of ``hedgerow tune``: which searches are worth their tokens on somebody's models.
+"""The file of ``hedgerow tune``: the searches that are worth their tokens on the user's models.
 
-``hedgerow serve --tuned FILE`` takes them for policy ``auto`` and for ``reasoning_effort``.
+``hedgerow serve --tuned FILE`` uses them for policy ``auto`` and for ``reasoning_effort``.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class _Table(BaseModel):
 
 
 class TunedSearch(_Table):
-    """A search and what it came to: accuracy with its 95 % interval, tokens and seconds of a
-    search, on so many questions."""
+    """A search with its accuracy, the accuracy's 95 % interval, and mean tokens and seconds of a
+    search, measured on ``questions`` questions."""
 
     search: SearchSpec
     accuracy: float | None = Field(default=None, ge=0, le=1)
@@ -43,7 +43,7 @@ class TunedSearch(_Table):
     @field_validator("search", mode="before")
     @classmethod
     def _check_fields(cls, value: Any) -> Any:
-        """It must say what is run, and leave the seed to the request."""
+        """Check that policy and width are there and the seed is not: a request has its own."""
         if not isinstance(value, dict):
             return value
         if missing := [name for name in NEEDED if name not in value]:
@@ -54,12 +54,12 @@ class TunedSearch(_Table):
 
     @property
     def fields(self) -> dict[str, Any]:
-        """The fields of the search that the file says."""
+        """The fields of the search that the file sets."""
         return self.search.model_dump(exclude_unset=True)
 
 
 class TunedSearches(_Table):
-    """The whole file. ``policy_model``, ``reward_model``, ``verifier``: what it was tuned on."""
+    """The file's content. ``policy_model``, ``reward_model``, ``verifier``: what was tuned."""
 
     date: datetime.date | None = None
     data: str | None = None
@@ -70,8 +70,8 @@ class TunedSearches(_Table):
     reasoning_effort: dict[TunedEffort, TunedSearch] = Field(default_factory=dict)
 
     def others_than(self, models: Mapping[str, str | None]) -> list[str]:
-        """Those of ``models`` that it was not tuned on, as ``name: this, not that``; none where it
-        does not say what it was tuned on."""
+        """Those of ``models`` that the file was not tuned on, as ``name: this, not that``; empty if
+        the file does not name its models."""
         if self.policy_model is None:
             return []
         return [
@@ -82,7 +82,7 @@ class TunedSearches(_Table):
 
 
 def read_tuned(path: Path) -> TunedSearches:
-    """The file's searches. Raises ValueError naming the field that is wrong."""
+    """Read a tuned file. Raises ValueError naming the field that is wrong."""
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
@@ -102,7 +102,7 @@ def _line(error: Any) -> str:
 
 
 def tuned_toml(tuned: TunedSearches) -> str:
-    """The text of the file."""
+    """The text of a tuned file, in TOML."""
     lines = [HEAD]
     lines += _pairs(tuned.model_dump(exclude={"auto", "reasoning_effort"}))
     tables = {} if tuned.auto is None else {"auto": tuned.auto}
@@ -118,7 +118,7 @@ def _pairs(values: Mapping[str, Any]) -> list[str]:
 
 
 def _value(value: Any) -> str:
-    """A value as TOML has it: JSON's spelling, but for dates and two kinds of character."""
+    """A value in TOML: as in JSON, except for dates, DEL and non-ASCII characters."""
     if isinstance(value, datetime.date):
         return value.isoformat()
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

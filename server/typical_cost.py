@@ -1,4 +1,4 @@
-"""What searches have cost here, so that one who asks knows beforehand."""
+"""Keeps the mean cost of past searches, for estimates."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ MOST_KINDS = 1024
 
 
 class TypicalCost:
-    """What searches of each policy and width have cost on this server so far."""
+    """The cost of this server's searches so far, by policy and width."""
 
     def __init__(self) -> None:
         self._sums: dict[tuple[str, int], tuple[int, int, float]] = {}
 
     def note(self, outcome: Outcome) -> None:
-        """Take in a search that ended."""
+        """Add the cost of a finished search."""
         kind = outcome.spec.policy, outcome.spec.width
         if kind in self._sums or len(self._sums) < MOST_KINDS:
             count, tokens, seconds = self._sums.get(kind, (0, 0, 0.0))
@@ -28,7 +28,7 @@ class TypicalCost:
             )
 
     def typical(self, policy: str, width: int) -> dict[str, Any] | None:
-        """Means over the searches of this kind, None if there was none."""
+        """The mean cost of searches of this policy and width, None if there was none."""
         if (policy, width) not in self._sums:
             return None
         count, tokens, seconds = self._sums[policy, width]

@@ -1,7 +1,7 @@
-"""Parameters that other servers know and this one does not honour.
+"""Parameters of OpenAI, vLLM and SGLang that this server does not support.
 
-Each with the values under which it asks nothing: with any other the reply would not be what was
-asked for, so the request is refused. The names are OpenAI's, vLLM's and SGLang's.
+Each has neutral values, with which it has no effect and is accepted. With any other value the
+request is refused, because the reply would not be what was asked for.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ Neutral = Mapping[str, tuple[Any, ...]]
 
 
 def _only(neutral: Any, names: str) -> dict[str, tuple[Any, ...]]:
-    """Names whose one neutral value beside null is this."""
+    """Map each name to its neutral values: null and ``neutral``."""
     return dict.fromkeys(names.split(), (None, neutral))
 
 
@@ -49,7 +49,7 @@ CHAT: Neutral = {
     **_only(None, "audio prediction web_search_options chat_template enable_thinking"),
     "function_call": (None, "none", "auto"),
 }
-"""For chat completions."""
+"""The unsupported parameters of chat completions."""
 
 TEXT: Neutral = {
     **_SHARED,
@@ -60,7 +60,7 @@ TEXT: Neutral = {
     **_only("none", "reasoning_effort"),
     **_only(False, "add_special_tokens"),
 }
-"""For text completions."""
+"""The unsupported parameters of text completions."""
 
 RESPONSES: Neutral = {
     **_only(0, "max_tool_calls"),
@@ -68,7 +68,7 @@ RESPONSES: Neutral = {
     **_only("disabled", "truncation"),
     **_only(None, "previous_response_id conversation prompt"),
 }
-"""For responses."""
+"""The unsupported parameters of ``/v1/responses``."""
 
 SCORE: Neutral = {
     **_only(0, "priority"),
@@ -77,7 +77,7 @@ SCORE: Neutral = {
     **_only(False, "add_special_tokens"),
     **_only(None, "truncate_prompt_tokens instruction chat_template"),
 }
-"""For scores."""
+"""The unsupported parameters of ``/v1/score``."""
 
 HARMLESS = frozenset(
     (
@@ -85,9 +85,9 @@ HARMLESS = frozenset(
         *("prompt_cache_key", "prompt_cache_retention", "safety_identifier"),
     )
 )
-"""Fields of OpenAI's API that may be ignored without a word."""
+"""Fields of OpenAI's API that are ignored silently."""
 
 
 def asks_nothing(value: Any, neutral: tuple[Any, ...]) -> bool:
-    """Whether a parameter's value is one of its neutral ones; true is no 1 here."""
+    """Whether a parameter's value is one of its neutral ones; true does not equal 1 here."""
     return any(isinstance(value, bool) == isinstance(n, bool) and value == n for n in neutral)

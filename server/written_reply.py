@@ -1,7 +1,7 @@
-"""What a search has reasoned, written down under a JSON schema: the reply's own text.
+"""Writes a search's result as JSON under a schema, which becomes the reply's text.
 
-The tree knows nothing of the schema. Each trajectory that is chosen is gone on with by one plain
-reply, within what the search has left of its tokens and its time.
+The tree is grown without the schema. Each chosen trajectory is continued by one plain reply, within
+the tokens and the time that the search has left.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from server.service import Service
 from server.side_by_side import DrawnReplies, draw_side_by_side
 
 CONNECTION = "The answer as JSON:\n"
-"""Between a trajectory and what is written of it."""
+"""The text between a trajectory and its JSON."""
 TIME_TO_WRITE = 0.2
-"""Of a request's time, which its search leaves."""
+"""The share of a request's time that is reserved for writing JSON after the search."""
 NOTHING = PlainReply("", 0, "length")
 
 
 @dataclass(frozen=True, slots=True)
 class _Trajectory:
-    """One that was chosen: its ids from the prompt on, and its text."""
+    """A chosen trajectory: its token ids, prompt included, and its text."""
 
     tokens: tuple[int, ...]
     text: str
 
     def reasoning(self, in_reasoning: bool | None) -> str:
-        """It as it is told: without the tags of a thought."""
+        """The trajectory's text as reasoning: without the tags of a thought."""
         if in_reasoning is None:
             return self.text
         parts = split_reasoning(self.text, opened=in_reasoning)
         return "\n\n".join(part for part in parts if part)
 
     def connection(self, in_reasoning: bool | None) -> str:
-        """What stands between it and what is written."""
+        """The text between the trajectory and its JSON; it closes an open thought."""
         thinks = in_reasoning or (in_reasoning is not None and self.text.lstrip().startswith(OPENS))
         closing = f"\n{CLOSES}" if thinks and CLOSES not in self.text else ""
         apart = "" if not closing and self.text.endswith("\n") else "\n\n"
@@ -55,8 +55,8 @@ async def write(
     seconds: float,
     tell: Tell | None,
 ) -> WrittenReplies:
-    """Write each choice, within ``seconds``. Raises ApiError (504) for a search without a reply,
-    and as a plain reply does."""
+    """Write each choice as JSON within ``seconds``. Raises ApiError (504) for a search without a
+    reply, and what a plain reply raises."""
     assert parsed.json_request is not None, "nothing is to be written"
     paths = [_trajectory(outcome, node, service) for node, _ in best_choices(parsed, outcome)]
     reasoning = [path.reasoning(parsed.in_reasoning) for path in paths]
@@ -83,7 +83,7 @@ async def write(
 
 
 def _trajectory(outcome: Outcome, node: int, service: Service) -> _Trajectory:
-    """Without its end token."""
+    """The trajectory of a node, without an end token."""
     tree = outcome.tree
     tokens = tree.tokens(node)
     if tree[node].finish is Finish.END and not service.text.piece(tokens[-1]):
@@ -106,7 +106,7 @@ async def _request(
 
 
 def _room(outcome: Outcome, requests: list[PlainCompletion], service: Service) -> int:
-    """The most tokens that each may come to."""
+    """The most tokens that each reply may have, by the context and by ``max_tokens``."""
     context = service.runner.engine.capabilities.context_tokens
     room = context - max(len(request.prompt) for request in requests)
     if outcome.spec.max_tokens is not None:
