@@ -1,4 +1,4 @@
-"""Accuracy against KV, a line a policy (figure 3 of the ETS paper): ``hedgerow eval --plot``."""
+"""Plots accuracy against KV, a line a policy (figure 3 of the ETS paper): ``eval --plot``."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STYLE: dict[RcKeyType, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "hedgerow",
 }
-"""Type of a paper's size, embedded whole (journals refuse Type 3) and kept as text in SVG."""
+"""Font sizes for papers; fonts are embedded whole (journals refuse Type 3), text in SVG."""
 LOOKS = (
     ("#000000", "o", "-"),
     ("#0072b2", "s", "--"),
@@ -35,15 +35,15 @@ LOOKS = (
     ("#56b4e9", "P", (0, (3, 1, 1, 1))),
     ("#e69f00", "X", (0, (1, 1))),
 )
-"""Okabe and Ito's colours; marker and dashes tell policies apart in grey."""
+"""Okabe and Ito's colours; markers and dashes distinguish policies in greyscale."""
 INCHES = (5.5, 3.6)
 DOTS = 300
 UNDATED = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
-"""The same rows make the same bytes."""
+"""Metadata without dates, so that the same rows make the same bytes."""
 
 
 def check_path(path: Path) -> None:
-    """Raise ValueError if no plot can be written there."""
+    """Raise ValueError if no plot can be written to ``path``."""
     formats = Figure().canvas.get_supported_filetypes()
     if path.suffix.removeprefix(".") not in formats:
         raise ValueError(f"{path}: the suffix must be one of {', '.join(sorted(formats))}")
@@ -52,7 +52,7 @@ def check_path(path: Path) -> None:
 
 
 def plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    """Draw the rows of one evaluation with their 95 % intervals; the suffix gives the format.
+    """Plot the rows of one evaluation with their 95 % intervals; the suffix sets the format.
 
     A point is a width, named beside it; KV is ``kv_tokens_total`` over the smallest of all rows.
     Raises OSError if the file cannot be written.
@@ -84,7 +84,7 @@ def draw_line(
     label: str,
     look: tuple[Any, ...],
 ) -> None:
-    """A line through the rows' accuracies at these places, each with its 95 % interval."""
+    """Draw a line through the rows' accuracies at ``places``, with their 95 % intervals."""
     colour, marker, dashes = look
     accuracy = [row["accuracy"] for row in rows]
     below = [row["accuracy"] - row["accuracy_ci95"][0] for row in rows]
@@ -105,7 +105,7 @@ def draw_line(
 def _line(
     axes: Axes, rows: Sequence[dict[str, Any]], policy: str, least: float, look: tuple[Any, ...]
 ) -> None:
-    """One policy's points, by rising width."""
+    """Draw one policy's line, by rising width."""
     kv = [row["kv_tokens_total"] / least for row in rows]
     draw_line(axes, rows, kv, policy, look)
     for row, x in zip(rows, kv, strict=True):

@@ -1,4 +1,4 @@
-"""What ``hedgerow eval`` says of its trees beside their accuracy: what loses, and where."""
+"""Analyses the trees of ``hedgerow eval``: which losses they have, and at which depth."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class TreeAnatomy:
-    """One tree's. ``illegal``: whether the chosen reply has an illegal step, None if nobody knows;
-    ``steps``: of a task whose checker judges steps."""
+    """The analysis of one tree. ``illegal``: whether the chosen reply has an illegal step, None if
+    unknown; ``steps``: judged by the task's checker, if it judges steps."""
 
     distinct_replies: int
     distinct_tokens: int
@@ -51,7 +51,7 @@ class TreeAnatomy:
 
 
 def anatomy_of(task: Task | CustomDataset, question: str, outcome: Outcome) -> TreeAnatomy:
-    """What a search's tree shows, by the task's checker."""
+    """Analyse a search's tree with the task's checker."""
     tree = outcome.tree
     labels = step_labels(tree, lambda text: task.check(question, text).steps)
     illegal = None
@@ -67,14 +67,14 @@ def anatomy_of(task: Task | CustomDataset, question: str, outcome: Outcome) -> T
 
 
 def together(trees: Sequence[TreeAnatomy], accuracy: float, pass_at_n: float) -> dict[str, Any]:
-    """The trees of one row. ``pass_at_n``: the share of trees with a right trajectory.
+    """Summarise the trees of one row. ``pass_at_n``: the share of trees with a right trajectory.
 
-    ``coverage_loss``: what no trajectory had right; ``selection_loss``: what one had and the vote
-    did not choose. ``distinct_replies``, ``lineages_by_depth``: means over trees, a finished one
-    keeping its last number. ``auc_by_depth``: over the distinct steps below right ones, all trees'
-    together, None where there is no right or no wrong one; ``judged_steps``: how many these are.
-    ``illegal_replies``: of the replies that a checker knows, None if there is none.
-    ``distinct_tokens``: of ``generated_tokens``, those that are no twin's.
+    ``coverage_loss``: the share without a right trajectory; ``selection_loss``: the share with one
+    that the vote did not choose. ``distinct_replies``, ``lineages_by_depth``: means over trees; a
+    finished tree keeps its last number. ``auc_by_depth``: over the distinct steps below right ones
+    of all trees, None without a right or without a wrong one; ``judged_steps``: their number.
+    ``illegal_replies``: the share among replies that a checker judges, None if there are none.
+    ``distinct_tokens``: ``generated_tokens`` with those of equal steps counted once.
     """
     deepest = max((len(tree.lineages) for tree in trees), default=0)
     steps = list(chain.from_iterable(tree.steps for tree in trees))
@@ -95,12 +95,12 @@ def together(trees: Sequence[TreeAnatomy], accuracy: float, pass_at_n: float) ->
 
 
 def at(lineages: Sequence[int], depth: int) -> int:
-    """The number at a depth, from 0, or that of the last one before it."""
+    """The number of lineages at a depth, from 0, or the last number if the tree is shallower."""
     return lineages[min(depth, len(lineages) - 1)] if lineages else 0
 
 
 def anatomy_table(rows: Sequence[dict[str, Any]]) -> Table:
-    """The rows of one evaluation; a depth without right or without wrong steps has a dash."""
+    """A table of one evaluation's rows; a depth without right or without wrong steps has a dash."""
     table = Table(*COLUMNS, title="anatomy: what was not covered, what was not chosen, and why")
     for row in rows:
         anatomy = row["anatomy"]

@@ -1,4 +1,4 @@
-"""What loses, by policy and width, and where: ``hedgerow eval --plot-anatomy``."""
+"""Plots losses by policy, width and depth: ``hedgerow eval --plot-anatomy``."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ PARTS = (
 
 
 def plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    """Draw the rows of one evaluation; the suffix gives the format.
+    """Plot the rows of one evaluation; the suffix sets the format.
 
-    A bar a row: what is right, what was found and not chosen, what was not found. Beside it, by
-    depth, distinct lineages alive and the reward model's AUC. Raises OSError if it cannot be
+    Each row is a bar with its accuracy, selection loss and coverage loss. Beside it, by depth, are
+    the distinct living lineages and the reward model's AUC. Raises OSError if it cannot be
     written.
     """
     with rc_context(STYLE):
@@ -50,7 +50,7 @@ def _label(row: dict[str, Any]) -> str:
 
 
 def _losses(axes: Axes, rows: Sequence[dict[str, Any]]) -> None:
-    """A row's accuracy and its two losses, end to end."""
+    """Draw a stacked bar for each row: its accuracy and its two losses."""
     labels, start = [_label(row) for row in rows], [0.0] * len(rows)
     shares = [
         [row["accuracy"] for row in rows],
@@ -69,7 +69,7 @@ def _losses(axes: Axes, rows: Sequence[dict[str, Any]]) -> None:
 def _by_depth(
     axes: Axes, values: Sequence[float | None], label: str, look: tuple[Any, ...]
 ) -> None:
-    """A line over depths 1, 2, ..., broken where nothing is known."""
+    """Draw a line over depths 1, 2, ..., with gaps for None."""
     colour, marker, dashes = look
     points = [float("nan") if value is None else value for value in values]
     depths = range(1, len(points) + 1)

@@ -1,4 +1,4 @@
-"""What commands take and how they end: their own options, every setting as an option, exit codes.
+"""The commands' arguments and exit codes: shared options, and every setting as an option.
 
 A wrong argument ends the command with one line.
 """
@@ -31,7 +31,7 @@ INTERRUPTED = 130
 
 
 def run_to_end(work: Coroutine[Any, Any, T]) -> T:
-    """Run to the end; errors that were foreseen become one line."""
+    """Run a coroutine; end the command with one line for foreseen errors."""
     from cli.solve import ClientError
 
     try:
@@ -43,19 +43,19 @@ def run_to_end(work: Coroutine[Any, Any, T]) -> T:
 
 
 def fail(message: str, code: int) -> NoReturn:
-    """End the command with one line and an exit code."""
+    """End the command with one line on stderr and an exit code."""
     typer.echo(f"hedgerow: {message}", err=True)
     raise typer.Exit(code)
 
 
 def tell(line: str) -> None:
-    """Tell something beside a command's results."""
+    """Print a line to stderr, beside a command's results on stdout."""
     typer.echo(f"hedgerow: {line}", err=True)
 
 
 @contextmanager
 def refused(kinds: type[Exception] | tuple[type[Exception], ...], flag: str = "") -> Iterator[None]:
-    """End the command where what was asked for cannot be."""
+    """End the command with WRONG_USE for exceptions of ``kinds``; ``flag`` begins the message."""
     try:
         yield
     except kinds as error:
@@ -64,7 +64,7 @@ def refused(kinds: type[Exception] | tuple[type[Exception], ...], flag: str = ""
 
 Switch = Literal["on", "off"]
 Returns = Literal["reward", "checker"]
-"""What a finished trajectory is worth: its last reward, or 1 and 0 by its task's checker."""
+"""The return of a finished trajectory: its last reward, or 1 or 0 by its task's checker."""
 TaskSplit = Literal["train", "dev", "test"]
 Trees = Annotated[Path | None, typer.Option(help="Append every tree to this file, a line each.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document alone on stdout.")]
@@ -87,7 +87,7 @@ Seed = Annotated[int | None, typer.Option(help="Seed; drawn at random if not giv
 
 
 def setting_options(fields: Mapping[str, FieldInfo]) -> list[Any]:
-    """The options that typer makes of settings: choices, switches, lists, their descriptions."""
+    """Make command-line options of settings, with choices, switches, lists and help texts."""
     kinds = {name: _option(name, declaration) for name, declaration in fields.items()}
     options = [
         (name, kind, field(default=None)) for name, kind in kinds.items() if kind is not None
@@ -98,7 +98,7 @@ def setting_options(fields: Mapping[str, FieldInfo]) -> list[Any]:
 
 
 def _option(name: str, field: FieldInfo) -> Any:
-    """The option's type as typer takes it, None for no option."""
+    """The option's annotated type for typer; None if the setting has no option."""
     flag = option(name)
     if flag is None:
         return None
@@ -117,9 +117,9 @@ def _option(name: str, field: FieldInfo) -> Any:
 
 
 class EngineCommand(TyperCommand):
-    """A command that starts an engine: it takes the settings of models, too.
+    """A command that starts an engine: it takes the settings of models as options, too.
 
-    Those that are given are ``context.obj``, by name.
+    ``context.obj`` has those that are set on the command line, by name.
     """
 
     fields: Mapping[str, FieldInfo] = ModelSettings.model_fields
@@ -128,26 +128,26 @@ class EngineCommand(TyperCommand):
         super().__init__(*args, params=[*(params or []), *setting_options(self.fields)], **more)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run it."""
+        """Move the settings from the parameters to ``ctx.obj``, then run the command."""
         values = {name: ctx.params.pop(name) for name in self.fields if name in ctx.params}
         ctx.obj = {name: value for name, value in values.items() if _is_set(ctx, name)}
         return super().invoke(ctx)
 
 
 def _is_set(ctx: Any, name: str) -> bool:
-    """Whether an option stands on the command line."""
+    """Whether an option was set on the command line."""
     source = ctx.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
 
 
 class ServeCommand(EngineCommand):
-    """A command that takes every setting but secrets."""
+    """A command that takes all settings except secrets as options."""
 
     fields = Settings.model_fields
 
 
 def settings_of(options: Mapping[str, Any], model: str | None = None) -> Settings:
-    """Those of the environment; the command line wins. ``model``: named without an option."""
+    """Load the settings; options override the environment. ``model``: the positional argument."""
     model_option = options.get("policy_model")
     if model is not None and model_option not in (None, model):
         fail(f"{model} and --model {model_option}: one model is needed", WRONG_USE)
@@ -157,7 +157,7 @@ def settings_of(options: Mapping[str, Any], model: str | None = None) -> Setting
 
 
 def models_ready(settings: Settings, say: Callable[[str], object]) -> Settings:
-    """Settings whose models are here, downloaded if need be; ``say``: what followed from them."""
+    """Get the settings' models, downloading if need be; ``say`` gets a line on derived settings."""
     from server.model_download import what_follows, with_models
 
     with refused(SettingsError):
@@ -169,7 +169,7 @@ def models_ready(settings: Settings, say: Callable[[str], object]) -> Settings:
 
 
 def task_of(name: str, split: TaskSplit, limit: int, seed: int) -> tuple[Any, list[str]]:
-    """A task by name with a split's questions, or one's own from a file."""
+    """A bundled task with questions of a split, or the user's own task from a file."""
     from cli.custom_dataset import SUFFIX, DatasetError, read_dataset
     from models.tasks import TASKS
 
@@ -196,8 +196,8 @@ def specs_of(
 def spec_of(
     policy: str, width: int | None, seed: int | None, fields: list[str] | None, **more: Any
 ) -> RequestedSearch:
-    """The search that is asked for; ``fields`` are its other fields, as ``--set`` takes them, but
-    for ``more``, which have options of their own."""
+    """The search that is asked for. ``fields``: further fields as ``--set`` takes them; ``more``:
+    fields that have options of their own."""
     values = {"policy": policy, "seed": seed} | ({} if width is None else {"width": width}) | more
     try:
         return RequestedSearch.model_validate(dict(_field(text) for text in fields or ()) | values)
@@ -210,7 +210,7 @@ def spec_of(
 
 
 def _field(text: str) -> tuple[str, Any]:
-    """``name=value`` of ``--set``; the value is JSON, or else a string."""
+    """Parse ``name=value`` of ``--set``; the value is JSON, or else a string."""
     name, _, value = text.partition("=")
     free = [field for field in SearchSpec.model_fields if field not in ("policy", "width", "seed")]
     if name not in free:
@@ -222,7 +222,7 @@ def _field(text: str) -> tuple[str, Any]:
 
 
 def tree_log_at(path: Path | None) -> TreeLog:
-    """The file of ``--trees``, open."""
+    """Open the file of ``--trees``."""
     try:
         return TreeLog(path)
     except OSError as error:
@@ -230,12 +230,12 @@ def tree_log_at(path: Path | None) -> TreeLog:
 
 
 def parts(text: str) -> list[str]:
-    """What stands between commas, each once."""
+    """The parts between commas, without duplicates."""
     return list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
 
 
 def numbers(flag: str, text: str) -> list[int]:
-    """The whole numbers between commas, each once."""
+    """The whole numbers between commas, without duplicates; ``flag`` names the option in errors."""
     for part in parts(text):
         if not part.isdecimal():
             fail(f"--{flag} {part}: must be whole numbers, separated by commas", WRONG_USE)

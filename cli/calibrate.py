@@ -1,8 +1,8 @@
 """``hedgerow calibrate``: what arborkv's signals weigh, fitted to searches that keep all their KV.
 
 The target is re-entry, weighted by cost: whether a block that a search has left comes back onto its
-path, times the tokens that it would take to compute again. (ArborKV, section 5.1, fits to accuracy
-instead, since there a block that is given up is lost; here it never is.)
+path, times the tokens to compute again then. (ArborKV, section 5.1, fits to accuracy instead,
+because there an evicted block is lost; here it is computed again.)
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from server.assemble import running
 from server.settings import PREFIX, Settings, SettingsError
 
 GO_BACK = ("best_first", "mcts")
-"""Policies under which a block that was left can come back."""
+"""Policies that may return to a block that the search has left."""
 
 AT_ONCE = 4
-"""Questions under way: few, so that all of their KV fits."""
+"""Questions at once: few, so that all of their KV fits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """What is recorded: every spec on each task's training questions, and where θ goes."""
+    """A calibration: every spec is run on each task's questions; θ is written to ``out``."""
 
     tasks: Sequence[tuple[Graded, Sequence[str]]]
     specs: Sequence[SearchSpec]
@@ -49,10 +49,10 @@ class Calibration:
 
 
 async def calibrate(plan: Calibration, settings: Settings, as_json: bool) -> dict[str, Any]:
-    """Record, fit, write ``out``; what was found. Prints a table unless stdout is for JSON.
+    """Record searches, fit θ, write ``out``, return the report; print a table unless ``as_json``.
 
-    Raises SettingsError for an engine or a KV policy that has no use for θ, where KV was given up
-    after all, where nothing was left to come back to, and where ``out`` cannot be written.
+    Raises SettingsError for an engine or a KV policy that does not use θ, if KV was evicted from
+    searches, if there is nothing to fit to, and if ``out`` cannot be written.
     """
     _check(plan, settings)
     searches, fingerprint = await record(plan, settings)
@@ -75,7 +75,7 @@ async def calibrate(plan: Calibration, settings: Settings, as_json: bool) -> dic
 
 
 async def record(plan: Calibration, settings: Settings) -> tuple[list[ReentryRows], str]:
-    """The rows of every search, in the questions' order, and the engine's fingerprint."""
+    """Run all searches; return each one's rows, in order, and the engine's fingerprint."""
     searches: list[ReentryRows] = []
     columns = (*Progress.get_default_columns(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True)) as progress:
@@ -108,7 +108,7 @@ async def record(plan: Calibration, settings: Settings) -> tuple[list[ReentryRow
 
 
 def _check(plan: Calibration, settings: Settings) -> None:
-    """Before any search is run."""
+    """Check tasks, engine and KV policy before any search is run. Raises SettingsError."""
     if not plan.tasks:
         raise SettingsError("--task: none; at least one is needed")
     for name, required in (("engine", "embedded"), ("kv_policy", "arborkv")):
@@ -121,7 +121,7 @@ def _check(plan: Calibration, settings: Settings) -> None:
 def _source(
     plan: Calibration, searches: Sequence[ReentryRows], rows: ReentryRows, fingerprint: str
 ) -> dict[str, Any]:
-    """What θ was fitted to, for people and for doing it again."""
+    """A description of what θ was fitted to, enough to repeat the fit."""
     shape = plan.specs[0]
     return {
         "target": "re-entry in hindsight x tokens",
@@ -152,29 +152,29 @@ def _table(theta: Theta, loss_by_set: dict[str, float], rows: ReentryRows) -> Ta
 
 
 class Recorder(EngineWrapper):
-    """Follows every search by what passes between it and the engine, and changes nothing of it."""
+    """Records every search from its calls of the engine, without changing them."""
 
     def __init__(self, engine: Engine, vocab: int) -> None:
-        """``vocab``: the policy model's tokens, for u."""
+        """``vocab``: the size of the policy's vocabulary, for the signal u."""
         super().__init__(engine)
         self._vocab = vocab
         self._searches: dict[str, ReentryRecorder] = {}
         self._rows: dict[str, ReentryRows] = {}
 
     def take(self) -> list[ReentryRows]:
-        """The rows of each search that has ended since the last call, by their trees' names."""
+        """The rows of each search that has ended since the last call, sorted by tree name."""
         rows, self._rows = self._rows, {}
         return [rows[name] for name in sorted(rows, key=lambda name: (len(name), name))]
 
     def hint(self, tree: str, hint: Hint) -> None:
-        """The search moves on."""
+        """Record the search's new path and values."""
         if tree in self._searches:
             search = self._searches[tree]
             search.transition(hint.values, hint.active, hint.dead, hint.outlook)
         super().hint(tree, hint)
 
     async def expand(self, tree: str, branches: Sequence[Branch], sampling: Sampling) -> list[Step]:
-        """Blocks close, but for those that ended their reply: nothing can follow them."""
+        """Record a closed block for each step, unless it ends its reply: no step follows it."""
         if tree not in self._searches:
             search = self._searches[tree] = ReentryRecorder(len(branches[0].tokens))
             search.transition({}, [ROOT], ())
@@ -189,13 +189,13 @@ class Recorder(EngineWrapper):
         return steps
 
     async def release(self, tree: str) -> Counters:
-        """The search is over: its rows can be told."""
+        """Keep the rows of the search, which is over."""
         search = self._searches.pop(tree, None)
         if search is not None:
             self._rows[tree] = search.rows()
         return await super().release(tree)
 
     async def abort(self, tree: str) -> None:
-        """What was cut short says nothing of what would have come back."""
+        """Drop the recording: an aborted search does not show what would have come back."""
         self._searches.pop(tree, None)
         await super().abort(tree)

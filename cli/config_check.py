@@ -1,5 +1,5 @@
-"""``hedgerow config check``: everything a start would refuse, without starting a server or engine.
-A named verifier is imported, in a process of its own."""
+"""``hedgerow config check``: finds all that a start would refuse, without starting a server or
+engine. A verifier function is imported, in a process of its own."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from server.settings import Settings, SettingsError, declared, option, variable
 
 
 def check(settings: Settings) -> dict[str, Any]:
-    """Every setting by its variable's name, secrets hidden, and the names of the API keys.
+    """Check the settings; return them by variable, secrets hidden, and the API keys' names.
 
-    Raises SettingsError naming the first that a server could not be started with.
+    Raises SettingsError naming the first setting that a server could not start with.
     """
     from server.assemble import (
         check_verifier,
@@ -57,7 +57,7 @@ def _display(value: object) -> object:
 
 
 def settings_table() -> str:
-    """Every setting as a table in Markdown; ``docs/settings.md`` holds it."""
+    """A Markdown table of every setting, which ``docs/settings.md`` contains."""
     lines = [
         "| variable | option | default | what it says | acted on by |",
         "|---|---|---|---|---|",

@@ -1,4 +1,4 @@
-"""A task of one's own: problems and answers from a file, a JSON object a line."""
+"""The user's own tasks: problems and answers from a file, a JSON object a line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from server.reply_text import generic_answer, normalise
 
 SUFFIX = ".jsonl"
 GSM8K_MARK = "####"
-"""GSM8K's answers end with this and the number."""
+"""GSM8K's answers end with this mark and the number."""
 
 
 class DatasetError(ValueError):
@@ -24,8 +24,8 @@ class DatasetError(ValueError):
 class CustomDataset:
     """Problems with their answers, by the file's name.
 
-    An answer is right if its canonical form is the expected one's, or if ``same`` says so of the
-    two. Steps are not checked.
+    An answer is right if its canonical form is the expected one's, or if ``same`` says that the two
+    are equal. Steps are not checked.
     """
 
     name: str
@@ -33,7 +33,7 @@ class CustomDataset:
     same: Callable[[str, str], bool] | None = None
 
     def questions(self, limit: int) -> list[str]:
-        """The file's first problems, in its order."""
+        """The first ``limit`` problems of the file, in its order."""
         return list(self.answers)[:limit]
 
     def answer(self, text: str) -> str | None:
@@ -41,7 +41,7 @@ class CustomDataset:
         return generic_answer(text)
 
     def check(self, question: str, text: str) -> Verdict:
-        """Whether a reply's answer is that of the file; no step is judged."""
+        """Whether a reply's answer is the file's; steps are not judged."""
         reply, expected = self.answer(text), self.answers[question]
         if reply is None:
             return Verdict(False, (), "no answer")
@@ -50,9 +50,9 @@ class CustomDataset:
 
 
 def read_dataset(path: Path) -> CustomDataset:
-    """The task of a file whose lines have the fields ``problem`` (or ``question``) and ``answer``.
+    """Read a file whose lines have the fields ``problem`` (or ``question``) and ``answer``.
 
-    Other fields are ignored, blank lines too. Raises DatasetError.
+    Other fields and blank lines are ignored. Raises DatasetError.
     """
     try:
         lines = path.read_text(encoding="utf-8-sig").split("\n")
@@ -72,14 +72,14 @@ def read_dataset(path: Path) -> CustomDataset:
 
 
 def _equal(answer: str, expected: str) -> bool:
-    """Whether two spellings are the same mathematics."""
+    """Whether two answers are mathematically equal."""
     from server.maths import Maths
 
     return Maths().same(answer, expected)
 
 
 def _entry(line: str, where: str) -> tuple[str, str]:
-    """A line's problem and the canonical form of its answer."""
+    """Parse a line: its problem and the canonical form of its answer. Raises DatasetError."""
     try:
         entry: Any = json.loads(line)
     except json.JSONDecodeError as error:

@@ -1,4 +1,4 @@
-"""``hedgerow eval``: policies and widths on a task's questions, with what they cost."""
+"""``hedgerow eval``: measures policies and widths on a task's questions, with their costs."""
 
 from __future__ import annotations
 
@@ -45,16 +45,16 @@ from server.settings import Settings
 from server.tree_log import TreeLog
 
 Graded = Task | CustomDataset
-"""What reads a reply's answer and checks a whole reply."""
+"""A task that extracts a reply's answer and checks a whole reply."""
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """What is evaluated: every spec on every question of ``task``, once a seed.
+    """An evaluation: every spec is run on every question of ``task``, once for each seed.
 
     ``at_once`` questions run concurrently on each engine; the specs of a question run one after the
-    other, the widest first. ``share``: what they have in common is drawn once. ``answers``: how
-    they are compared; ``auto`` is the task's own way.
+    other, the widest first. ``share``: draw what they have in common once. ``answers``: how these
+    are compared; ``auto`` is the task's own way.
     """
 
     task: Graded
@@ -69,7 +69,7 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One spec on one question: its outcome; whether the reply is right, and whether any one is."""
+    """One spec on one question: the outcome, and whether the reply, or any reply, is right."""
 
     question: str
     outcome: Outcome
@@ -79,7 +79,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class TrialScore:
-    """What a row needs of a trial; the tree is let go."""
+    """What a row needs of a trial, without the tree, which can be freed."""
 
     correct: bool
     any_correct: bool
@@ -96,11 +96,11 @@ async def evaluate(
     flops: tuple[Flops, ...] = (no_flops, no_flops),
     done: Callable[[Trial], None] = lambda _: None,
 ) -> list[dict[str, Any]]:
-    """A row for each spec, in the order given; ``done`` hears of every trial.
+    """Run an evaluation; return a row for each spec, in order. ``done`` is called with each trial.
 
-    ``engines``: of the same models; a question goes to one that has room. ``flops``: of the policy,
+    ``engines``: of the same models; a question runs on one that has room. ``flops``: of the policy,
     the reward model and embedding, for what a search would cost alone.
-    Raises what the first search that fails raises, ending the others.
+    If a search fails, the others are cancelled and its exception is raised.
     """
     rooms: asyncio.Queue[Engine] = asyncio.Queue()
     for engine in list(engines) * plan.at_once:
@@ -127,7 +127,7 @@ async def _question(
     question: str,
     done: Callable[[Trial], None],
 ) -> list[TrialScore]:
-    """All specs on one question, in the specs' order; ``name`` begins the trees' ids."""
+    """Run all specs on one question; return their scores in order. ``name``: the trees' prefix."""
     problem = problem_of(question, plan.profile, text)
     seed = item_seed(run_seed, question)
     scores: dict[int, TrialScore] = {}
@@ -144,13 +144,13 @@ async def _question(
 
 
 def problem_of(question: str, profile: Profile, text: Text) -> Problem:
-    """A question as the policy model is asked it."""
+    """Build a question's prompt for the policy model."""
     messages = under_profile([{"role": "user", "content": question}], profile)
     return Problem(tuple(text.encode_chat(messages)), question, profile.delimiter)
 
 
 def answers_of(task: Graded, question: str, rule: AnswerRule) -> Answers:
-    """How replies' answers are read and compared; ``auto`` is a bundled task's own way."""
+    """How replies' answers are extracted and compared; ``auto`` is a bundled task's own way."""
     bundled = rule == "auto" and not isinstance(task, CustomDataset)
     return Answers(task.answer) if bundled else answers_to(question, rule)
 
@@ -158,7 +158,7 @@ def answers_of(task: Graded, question: str, rule: AnswerRule) -> Answers:
 async def search_for(
     problem: Problem, spec: SearchSpec, engine: Engine, answers: Answers, tree_id: str
 ) -> Outcome:
-    """Search, as a server would that is asked with this spec and its seed."""
+    """Run a search as a server would for this spec and its seed."""
     return await search(
         problem,
         spec,
@@ -182,12 +182,12 @@ def judge(task: Graded, question: str, outcome: Outcome) -> Trial:
 
 
 def row(plan: Evaluation, spec: SearchSpec, scores: Sequence[TrialScore]) -> dict[str, Any]:
-    """The published keys. Counts, costs and seconds are sums over questions, peaks the largest.
+    """A row of results. Counts, costs and seconds are sums over questions, peaks are maxima.
 
     With several seeds ``seed`` lists them, sums are over seeds too, and ``n`` still counts the
-    questions. With shared draws a row's tokens, calls and FLOPs are those of its searches alone,
-    its peak is that of the logical trees, and its seconds are of the shared run (``shared``).
-    ``fallbacks``: rounds that the policy planned by a simpler rule. ``anatomy``: as ``together``.
+    questions. With shared draws (``shared``) a row's tokens, calls and FLOPs are those of its
+    searches alone, its peak is that of the logical trees, and its seconds are of the shared run.
+    ``fallbacks``: rounds planned by a simpler rule. ``anatomy``: what ``together`` returns.
     """
     stats = [score.stats for score in scores]
     peaks = [s.kv_tokens_peak if plan.share else s.engine.kv_tokens_peak for s in stats]
@@ -220,23 +220,23 @@ def row(plan: Evaluation, spec: SearchSpec, scores: Sequence[TrialScore]) -> dic
 
 
 def item_seed(seed: int, question: str) -> int:
-    """A question's own seed: the same for every policy and width, so that they share samples."""
+    """The seed of a question: equal for all policies and widths, so that they share samples."""
     digest = hashlib.blake2b(f"{seed}\n{question}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
 
 FLOAT_BYTES = 4
 SMALL_BYTES = 64 << 20
-"""Of weights read in a pass, up to which a model has an engine on every core."""
+"""The most bytes of weights read in a pass for a model that gets an engine on every core."""
 COLUMNS = ("policy", "width", "accuracy", "95 %", "pass@n", "kv total", "tokens", "seconds")
 
 
 async def run_evaluation(
     plan: Evaluation, settings: Settings, trees: TreeLog, as_json: bool, engines: int = 1
 ) -> list[dict[str, Any]]:
-    """Run it on engines started for it; print a table unless stdout is for JSON.
+    """Start engines and run an evaluation; print tables unless ``as_json``; return the rows.
 
-    ``engines``: how many; 0 for what suits the models.
+    ``engines``: how many to start; 0: what suits the models.
     """
     console = Console(stderr=True)
     if plan.share and not shareable(settings):
@@ -272,15 +272,15 @@ async def run_evaluation(
 
 
 def shareable(settings: Settings) -> bool:
-    """Whether what searches have in common can be drawn once: not where rewards come with draws."""
+    """Whether searches can share draws: only if a reward model scores steps apart from drawing."""
     form = reward_format(settings.reward_format)
     return settings.reward_model is not None and form.needs_model
 
 
 def side_by_side(settings: Settings, engines: int) -> list[Settings]:
-    """Settings of ``engines`` engines that share the cores; 0 for one a core where that is faster.
+    """The settings of ``engines`` engines that share the cores; 0: one a core for small models.
 
-    It is for models so small that several cores gain little on one forward pass of theirs.
+    A small model's forward pass gains little from several cores.
     """
     cores = os.cpu_count() or 1
     if not engines:
@@ -298,7 +298,7 @@ def _small(settings: Settings) -> bool:
 
 
 def tree_line(plan: Evaluation, trial: Trial) -> dict[str, Any]:
-    """One line of ``--trees``; ``hedgerow replay`` reads it."""
+    """The document of one trial for ``--trees``, which ``hedgerow replay`` reads."""
     outcome = trial.outcome
     return {
         "task": plan.task.name,

@@ -1,4 +1,4 @@
-"""``hedgerow export``: recorded trees as rollouts for training, a line of JSON a step."""
+"""``hedgerow export``: prints recorded trees as rollouts for training, a line of JSON a step."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ ReturnOf = Callable[[Tree, Node], float | None]
 
 
 class ExportError(ValueError):
-    """The file holds no trees, or none of a task that can be checked; the message says where."""
+    """A line of the file has no tree, or no task's checker fits it; the message names the line."""
 
 
 def exported(path: Path, returns: Returns) -> Iterator[dict[str, Any]]:
-    """The steps of every tree of a file that ``--trees`` has written, a tree after the other.
+    """Yield the steps of every tree of a file written by ``--trees``, tree after tree.
 
-    Raises ExportError at the line that it is about.
+    Raises ExportError when it comes to a wrong line.
     """
     for number, (where, document) in enumerate(_documents(path)):
         tree, name = _tree(where, document), document.get("id", f"tree-{number}")
@@ -37,7 +37,7 @@ def exported(path: Path, returns: Returns) -> Iterator[dict[str, Any]]:
 
 
 def _line(step: RolloutStep, prompt: tuple[int, ...]) -> dict[str, Any]:
-    """The prompt's line has no parent, and nothing that was drawn or scored."""
+    """The line of a step; the root's line is the prompt, without parent, logprob and finish."""
     node, root = step.node, step.node.id == ROOT
     return {
         "node": node.id,
@@ -55,7 +55,7 @@ def _line(step: RolloutStep, prompt: tuple[int, ...]) -> dict[str, Any]:
 
 
 def _documents(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each line's document, and how to call the line."""
+    """Yield each line's name for messages and its document."""
     try:
         with path.open(encoding="utf-8") as lines:
             for number, line in enumerate(lines, 1):
@@ -84,7 +84,7 @@ def _tree(where: str, document: dict[str, Any]) -> Tree:
 
 
 def _checker_return(where: str, document: dict[str, Any]) -> ReturnOf:
-    """By the bundled task whose question this is. Raises ExportError where there is none."""
+    """The return by the checker of the question's bundled task. Raises ExportError without one."""
     question = question_of(document["messages"]) if document.get("messages") else ""
     task: Task | None = next((t for t in TASKS.values() if t.matches(question)), None)
     if task is None:

@@ -1,4 +1,4 @@
-"""Runs a grid of searches on questions, a row for every tree at once, and keeps what is done."""
+"""Runs a grid of searches on questions; each tree's row is kept in a file as soon as it is done."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from server.reply_text import Answers
 
 @dataclass(frozen=True, slots=True)
 class GridQuestion:
-    """A question, and what reads and checks its replies."""
+    """A question and the task that extracts and checks its answers."""
 
     task: Graded
     text: str
@@ -38,10 +38,10 @@ class GridQuestion:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """What is tried: every spec, once a seed, on as many of ``questions`` as it is worth.
+    """A grid: every spec is tried once a seed, on as many of ``questions`` as it is worth.
 
-    ``at_once`` questions run concurrently on each engine; ``share``: what the trees of a question
-    have in common is drawn once. ``answers``: how they are compared; ``auto`` is a task's own way.
+    ``at_once`` questions run concurrently on each engine; ``share``: draw what the trees of a
+    question have in common once. ``answers``: how these are compared; ``auto`` is a task's own way.
     """
 
     specs: Sequence[SearchSpec]
@@ -55,8 +55,8 @@ class Grid:
 
 @dataclass(frozen=True, slots=True)
 class TreeRow:
-    """What a tree came to: its tokens as in ``usage``, the seconds of its search, whether the reply
-    is right that each vote chooses, and its digest."""
+    """A tree's results: its tokens as in ``usage``, its search's seconds, for each vote whether the
+    reply that it chooses is right, and its digest."""
 
     tokens: int
     seconds: float
@@ -68,10 +68,10 @@ ROW = TypeAdapter(TreeRow)
 
 
 class GridSearch:
-    """The grid's trees on engines, and what is known of them.
+    """Runs the grid's trees on engines and keeps their rows.
 
-    ``rows_file``: a file (none: no file) of rows, from which those of the same models are taken and
-    to which the others are added. ``done`` hears of every row.
+    ``rows_file``: a file of rows, or None; rows of the same models are taken from it, new ones are
+    added. ``done`` is called for every row.
     """
 
     def __init__(
@@ -94,8 +94,8 @@ class GridSearch:
         self._names = map(str, itertools.count())
 
     async def cells(self, specs: Iterable[SearchSpec], questions: int) -> list[Cell]:
-        """Some specs of the grid on the first questions. Raises what the first search raises that
-        fails, ending the others."""
+        """Run some specs of the grid on the first ``questions`` questions. If a search fails, the
+        others are cancelled and its exception is raised."""
         specs = list(specs)
         keys = list(dict.fromkeys(map(tree_key, specs)))
         places = [(seed, i) for seed in self._grid.seeds for i in range(questions)]
@@ -106,7 +106,7 @@ class GridSearch:
         return [_cell(spec, [row[tree_key(spec)] for row in rows], questions) for spec in specs]
 
     async def seconds_alone(self, specs: Iterable[SearchSpec], questions: int) -> dict[str, float]:
-        """By tree, the mean seconds of its searches on the first questions, one at a time."""
+        """The mean seconds, by tree, of its searches on the first questions, run one at a time."""
         seconds: dict[str, float] = {}
         for key in dict.fromkeys(map(tree_key, specs)):
             seed = self._grid.seeds[0]
@@ -120,7 +120,7 @@ class GridSearch:
     async def _rows(
         self, rooms: asyncio.Queue[Engine], keys: Sequence[str], seed: int, i: int
     ) -> dict[str, TreeRow]:
-        """The trees of one question by their keys, the widest first."""
+        """The rows of one question's trees by their keys; the widest tree is grown first."""
         engine = await rooms.get()
         shared = SharedSamples(engine, *self._flops) if self._grid.share else engine
         widest_first = sorted(keys, key=lambda key: -self._trees[key][0].width)
@@ -131,7 +131,7 @@ class GridSearch:
     async def _row(
         self, engine: Engine, key: str, run_seed: int, i: int, *, alone: bool = False
     ) -> TreeRow:
-        """What is known of a tree, or what it comes to now."""
+        """A tree's row, from the file or by growing the tree now."""
         question = self._grid.questions[i]
         row_key = json.dumps(self._row_fields(question, key, run_seed) | {"alone": alone})
         row = self._lines.get(row_key)
@@ -142,7 +142,7 @@ class GridSearch:
         return row
 
     def _row_fields(self, question: GridQuestion, key: str, run_seed: int) -> dict[str, Any]:
-        """All that a row follows from, but the models."""
+        """All that a row depends on, except the models."""
         task = question.task
         return {
             "task": task.name,
@@ -158,7 +158,7 @@ class GridSearch:
     async def _grow(
         self, engine: Engine, specs: Sequence[SearchSpec], question: GridQuestion, run_seed: int
     ) -> TreeRow:
-        """Grow the tree that specs share which differ in their votes alone."""
+        """Grow the tree of specs that differ only in their votes."""
         needy = max(specs, key=lambda spec: VOTE_SCORES[vote_name(spec)])
         rule = needy.answers or self._grid.answers
         answers = answers_of(question.task, question.text, rule)
@@ -177,7 +177,7 @@ class GridSearch:
 def right_by_vote(
     outcome: Outcome, specs: Iterable[SearchSpec], question: GridQuestion, answers: Answers
 ) -> dict[str, bool]:
-    """Whether the reply is right that each spec's vote would have chosen of this tree."""
+    """By vote, whether the reply that it would choose from this tree is right."""
     tree, right = outcome.tree, {}
     classes = AnswerClasses(answers.of, answers.same).of(tree)
     for vote in map(vote_name, specs):

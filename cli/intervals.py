@@ -1,4 +1,4 @@
-"""95 % intervals of the share of right replies."""
+"""Confidence intervals (95 %) of the share of right replies."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ Z95 = 1.959963984540054
 def clustered95(right: Sequence[bool], n: int) -> list[float]:
     """The 95 % interval of a share over ``n`` questions, each answered once a seed.
 
-    ``right``: seed by seed, the questions in the same order. A question's answers resemble each
-    other, so that they count for less than as many questions would: Wilson's interval with the
-    trials divided by the design effect (the variance of the questions' means over what independent
-    trials would give). With one seed it is Wilson's own; at least ``n`` trials are counted, since
-    further seeds do not make questions fewer.
+    ``right``: seed by seed, the questions in the same order. Answers to a question correlate, so
+    they count for less than answers to as many questions: it is Wilson's interval with the number
+    of trials divided by the design effect (the variance of the questions' means over that of
+    independent trials). With one seed it is Wilson's own. At least ``n`` trials are counted:
+    further seeds do not make the questions fewer.
     """
     seeds = len(right) // n if n else 0
     if not seeds:

@@ -1,4 +1,4 @@
-"""Results kept in a file, a line each at once: what takes hours goes on where it stopped."""
+"""Keeps results in a file, a line each, so that a run of hours can continue after a stop."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ Value = TypeVar("Value")
 
 
 class KeptLines(Generic[Value]):
-    """What is in a file (nothing if ``path`` is None) that ``made_by`` has made, by what of.
+    """The results in a file (none if ``path`` is None) that ``maker`` made, by their keys.
 
-    Whatever else stands there is left. A line that a run had no time to end does not count.
+    Lines of other makers are kept but not read. A line that was not written to its end is ignored.
     """
 
     def __init__(self, path: Path | None, maker: str, kind: TypeAdapter[Value]) -> None:
@@ -31,11 +31,11 @@ class KeptLines(Generic[Value]):
                 self._values[row["of"]] = kind.validate_python(row["result"])
 
     def get(self, of: str) -> Value | None:
-        """What was made of it, if that is known."""
+        """The result for the key ``of``, None if there is none."""
         return self._values.get(of)
 
     def put(self, of: str, value: Value) -> None:
-        """Add a line, at once."""
+        """Store a result and append its line to the file immediately."""
         self._values[of] = value
         if self._path is None:
             return
@@ -47,7 +47,7 @@ class KeptLines(Generic[Value]):
 
 
 def _rows(path: Path | None, text: str) -> Iterator[dict[str, Any]]:
-    """The lines that were written to their end."""
+    """Parse the complete lines. Raises ValueError for a line that is not of this format."""
     for number, line in enumerate(text.splitlines(), 1):
         try:
             row = json.loads(line)

@@ -1,4 +1,4 @@
-"""``hedgerow plan``: how to share KV bytes between policy and reward model, and why."""
+"""``hedgerow plan``: plans how policy and reward model share KV bytes, with reasons."""
 
 from __future__ import annotations
 
@@ -19,22 +19,21 @@ from server.settings import Settings, SettingsError
 
 FLOAT_BYTES = 4
 DRAFT_TOKENS = 3
-"""Drafted at a time where nothing is set: SEED's k_config (1, 1, 1)."""
+"""The tokens drafted at a time by default: SEED's k_config (1, 1, 1)."""
 
 
 def make_plan(
     settings: Settings, load: SplitLoad, gpu: Gpu | None = None, host: float | None = None
 ) -> dict[str, Any]:
-    """The roofline split and the even one, tokens and SGLang's fractions, and the reasons.
+    """A report of the roofline split and the even one, with tokens, SGLang's fractions and reasons.
 
-    ``gpu``: where SGLang runs the models, in bfloat16; None: the embedded engine does, in float32,
-    with this machine's peaks as measured now. ``host``: GB/s to the GPU's host memory. The bytes
-    to share are what ``kv_tokens`` and ``prm_kv_tokens`` take together; on a GPU it is
-    ``server.launch_memory.share_gpu`` that shares its memory, as for servers that are launched. A
-    ``draft`` has SGLang draft too: ``draft_args`` are its server's flags for that, and a token of
-    the policy's costs the draft's layers beside its own. With a bandwidth to host memory
-    ``offload`` says what KV there would win. Raises SettingsError without a reward model,
-    ValueError without room or for a checkpoint that cannot be read.
+    ``gpu``: where SGLang runs the models, in bfloat16; None: the embedded engine runs them, in
+    float32, with this machine's peaks as measured now. ``host``: GB/s to the GPU's host memory. The
+    bytes to share are those of ``kv_tokens`` and ``prm_kv_tokens`` together; a GPU's memory is
+    shared by ``server.launch_memory.share_gpu``, as for launched servers. With a ``draft`` setting
+    SGLang drafts too: ``draft_args`` are its server's flags, and the policy's KV includes the
+    draft's layers. With ``host``, ``offload`` says what KV in host memory would gain. Raises
+    SettingsError without a reward model, ValueError without room or for an unreadable checkpoint.
     """
     if settings.reward_model is None or not reward_format(settings.reward_format).needs_model:
         raise SettingsError("HEDGEROW_REWARD_MODEL: none; there is nothing to share KV with")
@@ -66,8 +65,8 @@ def make_plan(
 
 
 def _placed(settings: Settings, policy: Path, reward: Path) -> tuple[Placed, Placed]:
-    """Both models on the GPUs that their servers' arguments say. Raises ValueError where they have
-    none in common, or those are not known."""
+    """Both models on the GPUs of their servers' arguments. Raises ValueError if no GPU has both
+    models, or if the GPUs are unknown."""
     spreads = [Spread.of(args) for args in (settings.policy_args, settings.reward_args)]
     if spreads[0] is None or spreads[1] is None or not spreads[0].meets(spreads[1]):
         raise ValueError("HEDGEROW_POLICY_ARGS and HEDGEROW_REWARD_ARGS: no GPU that both have")
@@ -85,7 +84,7 @@ def _plan(
     budget: int,
     best: KvSplit,
 ) -> dict[str, Any]:
-    """What is said of a split of ``budget`` bytes."""
+    """The report on a split of ``budget`` bytes."""
     halves = even(policy, prm, device, load, budget)
     report: dict[str, Any] = {
         "load": asdict(load),
@@ -114,8 +113,8 @@ def _split_row(split: KvSplit, policy: ModelCosts, prm: ModelCosts) -> dict[str,
 def _offload(
     policy: ModelCosts, prm: ModelCosts, device: DevicePeaks, bandwidth: float
 ) -> dict[str, Any]:
-    """For each model the microseconds in which a token's KV comes back from host memory, and those
-    in which it is computed again by a large prefill; where the first is less, SGLang's flag."""
+    """For each model the microseconds to copy a token's KV from host memory and to compute it again
+    in a large prefill; if copying is faster, also SGLang's flag for it."""
     times: dict[str, Any] = {}
     for name, model in {"policy": policy, "reward_model": prm}.items():
         copy_seconds, compute_seconds = model.kv_bytes / bandwidth, model.token_flops / device.flops
@@ -145,7 +144,7 @@ def _offload_reasons(offload: dict[str, Any], seconds: float) -> list[str]:
 
 
 def _draft(settings: Settings) -> ModelConfig | None:
-    """What SGLang is to draft with. Raises SettingsError if no model is named."""
+    """SGLang's draft model, None if drafting is off. Raises SettingsError if none is named."""
     if settings.draft == "off":
         return None
     if settings.draft_model is None:
@@ -156,8 +155,8 @@ def _draft(settings: Settings) -> ModelConfig | None:
 
 
 def draft_args(settings: Settings, sequences: int) -> str:
-    """SGLang's flags for the draft that ``settings`` name. ``sequences`` at once; it would take 48
-    if that were not said."""
+    """SGLang's flags for the draft model of ``settings`` and for ``sequences`` at once, which would
+    be 48 by default."""
     widths = settings.k_config or (1,) * (settings.draft_tokens or DRAFT_TOKENS)
     flags = {
         "algorithm": "STANDALONE",

@@ -1,4 +1,4 @@
-"""A search as it grows, in a terminal: a live tree, or plain lines where there is none."""
+"""Shows a growing search in a terminal as a live tree, or elsewhere as plain lines."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ WEB_FONT = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)
 
 @dataclass(slots=True)
 class Twig:
-    """What is shown of a node. ``kept``: tokens of its step whose KV is held; None: all,
-    or the step is dead."""
+    """What is shown of a node. ``held_tokens``: tokens of its step whose KV is held; None: all, or
+    the step is dead. ``back_round``: when its KV was last rehydrated; 0: never."""
 
     parent: int
     text: str
@@ -63,7 +63,7 @@ class LiveTree:
             self._live.stop()
 
     def on_event(self, event: dict[str, Any]) -> None:
-        """Take in an event; without a terminal, print it as a line."""
+        """Apply an event to the tree; without a terminal, print it as a line."""
         self._grow(event)
         if not self._console.is_terminal:
             line = self._line(event)
@@ -71,12 +71,12 @@ class LiveTree:
                 self._console.print(line, soft_wrap=True, highlight=False, markup=False)
 
     def render(self) -> RenderableType:
-        """The tree, the chosen path and living branches first, no higher than the terminal."""
+        """The tree, no higher than the terminal: the chosen path and living branches come first."""
         room = max(LEAST_LINES, self._console.size.height - OTHER_LINES)
         return Group(self._drawing(room), self._standing())
 
     def save_picture(self, path: Path, title: str) -> None:
-        """Write the tree as it stands to an SVG file that needs nothing from elsewhere."""
+        """Write the current tree to an SVG file that needs no external font."""
         paper = Console(
             record=True, file=io.StringIO(), width=PICTURE_COLUMNS, color_system="truecolor"
         )
@@ -97,7 +97,7 @@ class LiveTree:
         return trunk
 
     def _visible(self, room: int) -> set[int]:
-        """The nodes to draw, ancestors included, at most ``room``."""
+        """The at most ``room`` nodes to draw, ancestors included."""
         visible = {ROOT}
         for node in sorted(self._twigs, key=self._rank):
             path = set()
@@ -114,7 +114,7 @@ class LiveTree:
         return node not in self._chosen_path, faded, -(twig.reward or 0.0), node
 
     def _standing(self) -> Text:
-        """One line: the round, what has grown, and the KV held."""
+        """A line with the round, the numbers of steps and finished replies, and the KV held."""
         states = [twig.state for twig in self._twigs.values()]
         line = f"round {self._round}: {len(states) - 1} steps, {states.count('finished')} finished"
         if self._kv is not None:
@@ -139,7 +139,7 @@ class LiveTree:
             case "finished" | "pruned":
                 self._twigs[node].state = event["event"]
             case "evicted" | "rehydrated":
-                dead = event.get("reason") == "dead"  # released, and of no interest any more
+                dead = event.get("reason") == "dead"  # its KV is released and not shown
                 self._twigs[node].held_tokens = None if dead else event["kept"]
                 self._twigs[node].back_round = event["round"] * (event["event"] == "rehydrated")
             case "kv":
@@ -151,7 +151,7 @@ class LiveTree:
                     node = self._twigs[node].parent
 
     def _activate(self, node: int) -> None:
-        """A node is about to grow; the path to it is active."""
+        """Mark the path to a node that is about to grow."""
         while node:
             self._growing_path.add(node)
             node = self._twigs[node].parent
@@ -173,7 +173,7 @@ class LiveTree:
         return label
 
     def _kv_of(self, twig: Twig) -> str:
-        """What became of a living step's KV, if anything did."""
+        """A mark if an open step's KV was rehydrated or is partly evicted, else empty."""
         if twig.held_tokens is None or twig.state != "open":
             return ""
         if self._just_back(twig):
@@ -181,7 +181,7 @@ class LiveTree:
         return "" if twig.held_tokens == twig.tokens else f" {twig.held_tokens}/{twig.tokens} KV"
 
     def _just_back(self, twig: Twig) -> bool:
-        """In the newest round that is whole; the next one may have begun."""
+        """Whether the KV came back in the newest complete round or later."""
         return 0 < self._round - 1 <= twig.back_round
 
     def _line(self, event: dict[str, Any]) -> str | None:
@@ -198,7 +198,7 @@ class LiveTree:
 
 
 def _colour(twig: Twig) -> str:
-    """From red for 0 to green for 1; faded once pruned."""
+    """The colour of a reward, from red for 0 to green for 1; faded for a pruned step."""
     if twig.state == "pruned" or twig.reward is None:
         return FADED
     red, green = round(220 * (1 - twig.reward)), round(60 + 140 * twig.reward)

@@ -147,7 +147,7 @@ def evaluate(
         if path is not None:
             from cli.accuracy_plot import check_path
 
-            with refused(ValueError, switch):  # before hours of work, not after
+            with refused(ValueError, switch):  # check before hours of work
                 check_path(path)
     specs, seeds = specs_of(policy, width, seed, fields)
     graded, questions = task_of(task, split, limit, seeds[0])

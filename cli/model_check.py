@@ -1,6 +1,6 @@
 """``hedgerow check``: what would serve a model, in what memory, and what would be refused.
 
-Nothing is started and no weights are read; of a model on the hub its small files are downloaded.
+Nothing is started and no weights are read; for a model on the hub its small files are downloaded.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ MODELS = ("policy", "reward_model")
 def settings_to_check(
     options: Mapping[str, Any], model: str | None, gpu: Gpu | None
 ) -> tuple[Settings, str]:
-    """The settings to check, and why this machine would not run the models, empty if it would.
+    """The settings to check, and why this machine cannot run the models (empty if it can).
 
-    For a ``gpu`` they are those of launched SGLang servers, unless something else is asked for.
-    Raises SettingsError for what is wrong wherever the models run.
+    With a ``gpu`` they are those of launched SGLang servers, unless options say otherwise. Raises
+    SettingsError for errors that do not depend on the machine.
     """
     model_option: dict[str, Any] = {} if model is None else {"policy_model": model}
     values: dict[str, Any] = {**options, **model_option}
@@ -75,10 +75,10 @@ def settings_to_check(
 
 
 def check_models(settings: Settings, gpu: Gpu | None = None, here: str = "") -> dict[str, Any]:
-    """What ``settings`` would serve, on a ``gpu`` if one is named; ``here``: why not this machine.
+    """A report of what ``settings`` would serve, on a ``gpu`` if named; ``here``: why not here.
 
-    ``refused`` is empty where it could be served. Raises ValueError and OSError for folders that
-    cannot be read.
+    The report's ``refused`` is empty if the models could be served. Raises ValueError and OSError
+    for unreadable folders.
     """
     prm = settings.reward_model
     form = reward_format(known_format(settings)) if prm else reward_format("none")
@@ -116,12 +116,12 @@ def check_models(settings: Settings, gpu: Gpu | None = None, here: str = "") -> 
 
 
 def _name(folder: Path) -> str:
-    """As SGLang takes it, too."""
+    """A model's name on the hub or its folder; SGLang takes both."""
     return hub_name(folder) or str(folder)
 
 
 def _bundled_policy(settings: Settings) -> str | None:
-    """The bundled model's name that the policy has; made ones are in folders named after them."""
+    """The policy's bundled name, if any; generated models are in folders named after them."""
     folder, name = settings.policy_model, settings.model
     is_copy = name in BUNDLED_MODELS and folder.name.startswith(f"{name}-")
     return bundled_name(folder) or (name if is_copy else None)
@@ -147,7 +147,7 @@ def _model_row(folder: Path, number_bytes: int, is_known: bool) -> dict[str, Any
 
 
 def _folder_refusals(settings: Settings, form: RewardFormat) -> Iterator[str]:
-    """What no engine could do with the models' folders."""
+    """Yield what is wrong with the models' folders for every engine."""
     prm = settings.reward_model
     for folder in filter(None, (settings.policy_model, prm)):
         try:
@@ -175,7 +175,7 @@ def _folder_refusals(settings: Settings, form: RewardFormat) -> Iterator[str]:
 
 
 def _embedded_refusals(settings: Settings, form: RewardFormat) -> Iterator[str]:
-    """Why the embedded engine would not run the models."""
+    """Yield why the embedded engine cannot run the models."""
     size = 0
     for folder in filter(None, (settings.policy_model, settings.reward_model)):
         try:
@@ -194,7 +194,7 @@ def _embedded_refusals(settings: Settings, form: RewardFormat) -> Iterator[str]:
 
 
 def _sglang_refusals(settings: Settings, form: RewardFormat) -> Iterator[str]:
-    """Why SGLang's servers could not be used."""
+    """Yield why SGLang's servers cannot run the models."""
     prm = settings.reward_model
     try:
         sglang_options(settings, ("http://policy",), ("http://reward",))
@@ -211,8 +211,8 @@ def _sglang_refusals(settings: Settings, form: RewardFormat) -> Iterator[str]:
 
 
 def _launch_options(settings: Settings) -> list[LaunchOptions]:
-    """The servers' options wherever SGLang is, whatever GPU is here; their memory is told apart.
-    Raises ValueError for those that are refused."""
+    """The options of launched servers on any machine with SGLang and a GPU, without their memory.
+    Raises ValueError for options that are refused."""
     overrides = {"launch_python": Path(sys.executable), "launch_device": "cuda"}
     shares = {"launch_memory": settings.launch_memory or DEFAULT_SHARES}
     return server_options(settings.model_copy(update=overrides | shares))
@@ -221,7 +221,7 @@ def _launch_options(settings: Settings) -> list[LaunchOptions]:
 def _memory(
     settings: Settings, gpu: Gpu | None, form: RewardFormat
 ) -> tuple[dict[str, Any], list[str]]:
-    """What of a GPU's memory each server takes, and what does not fit."""
+    """Each server's share of a GPU's memory, and the reasons if the models do not fit."""
     if gpu is None:
         return {}, []
     memory: dict[str, Any] = {"gpu": gpu.name, "bytes": gpu.memory * GIGA}
@@ -241,7 +241,7 @@ def _memory(
 
 
 def _notes(settings: Settings, form: RewardFormat) -> Iterator[str]:
-    """What works otherwise than one may think."""
+    """Yield notes on behaviour that users may not expect."""
     if settings.reward_model is None:
         yield "no reward model: rewards are the policy's mean log-probabilities (--reward-model)"
     elif not form.needs_model:
@@ -280,7 +280,7 @@ def _read_from(form: RewardFormat) -> str:
 
 
 def _command(settings: Settings, memory: dict[str, Any]) -> str:
-    """The line that serves the models."""
+    """The command line that serves the models."""
     policy = _bundled_policy(settings) or _name(settings.policy_model)
     line = ["hedgerow", "serve", policy]
     bundle = bundled(settings.policy_model)
@@ -298,7 +298,7 @@ def _command(settings: Settings, memory: dict[str, Any]) -> str:
 
 
 def _server_commands(settings: Settings, memory: dict[str, Any]) -> list[str]:
-    """Where somebody else starts them, the lines that start SGLang's servers."""
+    """The command lines that start SGLang's servers by hand; empty for the embedded engine."""
     if settings.engine == "embedded":
         return []
     lines, shares = [], memory.get("shares", {})
@@ -311,7 +311,7 @@ def _server_commands(settings: Settings, memory: dict[str, Any]) -> list[str]:
 
 
 def show(report: dict[str, Any], console: Console) -> None:
-    """As a table, with what is refused and the lines to type below."""
+    """Print the report as a table, then refusals, notes and the commands to type."""
     table = Table(show_header=False, box=None, pad_edge=False)
     for name in MODELS:
         model = report[name]

@@ -1,4 +1,4 @@
-"""``hedgerow config models``: the public models that are known by name."""
+"""``hedgerow config models``: tables of the public models that are known by name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ READS = {
 
 
 def models_table() -> str:
-    """Both tables in Markdown."""
+    """The tables of policy models and of reward models, in Markdown."""
     policies = [
         "| policy model | class | profile | a search's system message | engines | license |",
         "|---|---|---|---|---|---|",

@@ -1,4 +1,4 @@
-"""``hedgerow replay``: grow a recorded tree again and see whether it is the same."""
+"""``hedgerow replay``: grows recorded trees again and compares them."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from server.settings import Settings
 
 
 class RecordError(ValueError):
-    """The file holds nothing that can be grown again; the message says what is missing."""
+    """The file has no search that can be grown again; the message says what is missing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A recorded search: what was asked, the digest, and the tree if it was kept."""
+    """A recorded search: its request, the tree's digest, and the tree if it was recorded."""
 
     request: SearchRequest
     digest: str
@@ -35,7 +35,7 @@ class Record:
 
 
 def read_records(path: Path) -> list[Record]:
-    """The searches of a file: one response, or a line each as ``--trees`` writes them.
+    """Read the searches of a file: one response, or the lines that ``--trees`` writes.
 
     Raises RecordError.
     """
@@ -53,8 +53,8 @@ def read_records(path: Path) -> list[Record]:
 
 
 async def replay(record: Record, client: SearchClient) -> dict[str, Any]:
-    """Grow the recorded search again: both digests, and the first node that differs where that can
-    be told. Raises ClientError when that fails."""
+    """Grow a recorded search again; return both digests and, if the tree was recorded, the first
+    node that differs. Raises ClientError if the search fails."""
     document = await client(record.request, lambda _: None)
     same, difference = document["tree_digest"] == record.digest, None
     if not same and record.tree is not None:
@@ -69,7 +69,7 @@ async def replay(record: Record, client: SearchClient) -> dict[str, Any]:
 
 
 def first_difference(recorded: Tree, replayed: Tree) -> str:
-    """The first node, in id order, that is not the same in both trees."""
+    """Describe the first node, in id order, that differs between the trees."""
     if recorded.prompt != replayed.prompt:
         return "the prompts differ"
     for old, new in zip(recorded.nodes, replayed.nodes, strict=False):
@@ -95,7 +95,7 @@ def _document(line: str, path: Path) -> Any:
 
 
 def _record(document: Any, path: Path) -> Record:
-    """A chat completion with a ``search`` object, or a document of ``/v1/search``."""
+    """Parse a chat completion with a ``search`` object, or a document of ``/v1/search``."""
     if not isinstance(document, dict):
         raise RecordError(f"{path}: must hold a JSON object")
     search = document.get("search", document)
@@ -122,7 +122,7 @@ def _record(document: Any, path: Path) -> Record:
 async def replay_all(
     records: Sequence[Record], settings: Settings, console: Console, url: str | None
 ) -> list[dict[str, Any]]:
-    """Replay record after record, printing a line for each; a row for each."""
+    """Replay all records in turn, printing a line for each; return a row for each."""
     rows = []
     async with search_client(settings, url, console) as client:
         for number, record in enumerate(records, 1):

@@ -25,13 +25,13 @@ USUAL_POLICIES: Sequence[PolicyName] = (
     "dvts",
     "beam",
 )
-"""Of policies that are equal in accuracy and tokens the earlier one is chosen."""
+"""Of policies with equal accuracy and tokens the first in this order is chosen."""
 USUAL_VOTES: Sequence[VoteName] = ("weighted_majority", "majority", "lineages", "best_last")
 CHAINS: PolicyName = "self_consistency"
-"""Nothing judges them: they take a plain majority alone, and one chain is a plain reply."""
+"""The policy without rewards: it only takes a majority vote, and one chain is a plain reply."""
 
 MakeSpec = Callable[[str, int, str, float], SearchSpec]
-"""A search by policy, width, vote and temperature."""
+"""Makes a search from policy, width, vote and temperature."""
 
 
 def crossed(
@@ -41,8 +41,8 @@ def crossed(
     temperatures: Sequence[float],
     make: MakeSpec,
 ) -> list[SearchSpec]:
-    """The grid. Chains are tried singly too, as a plain reply is; nothing else is of width 1 beside
-    them, since all policies are one chain then."""
+    """All searches of the grid. CHAINS is also tried at width 1, as a plain reply; beside it other
+    policies are not, because at width 1 they all are one chain."""
     specs = [
         make(policy, width, vote, temperature)
         for policy in policies
@@ -57,7 +57,7 @@ def crossed(
 def possible(
     specs: Sequence[SearchSpec], settings: Settings, able: Capabilities
 ) -> tuple[list[SearchSpec], dict[str, str]]:
-    """The searches that the models can do; of the others, by policy and vote, why they cannot."""
+    """The searches that the models support, and for the others, by policy and vote, the reason."""
     able_specs, refusals = [], {}
     for spec in specs:
         why = _refusal(spec, settings, able)

@@ -1,8 +1,8 @@
-"""Draws once what several searches over one question have in common.
+"""Lets several searches over one question share the draws that they have in common.
 
-A step follows from its prefix, seed, sampling and limit alone, a reward from its path, an embedding
-from its step: so what one search has drawn, another may read. What each search would have cost
-alone is counted here.
+A step depends only on its prefix, seed, sampling and limit, a reward on its path, an embedding on
+its step, so what one search has drawn another may reuse. What each search would have cost alone is
+counted here.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ V = TypeVar("V")
 
 @dataclass(slots=True)
 class StandaloneCost:
-    """What one tree would cost alone, on a cold cache that forgets nothing.
+    """Counts what one tree would cost alone, on a cold cache that never evicts.
 
-    ``tag_tokens``: what the reward format adds to a step; a reward model with words of its own is
-    taken to need as many tokens for the rest as the policy.
+    ``tag_tokens``: what the reward format adds to a step; a reward model with another tokenizer is
+    assumed to need as many tokens as the policy for the rest.
     A forward pass (``model_calls``) draws one token of every branch of a round, or scores a round.
     """
 
@@ -40,7 +40,7 @@ class StandaloneCost:
     embedded: set[tuple[int, ...]] = field(default_factory=set)
 
     def note_steps(self, branches: Sequence[Branch], steps: Sequence[Step]) -> None:
-        """Count a round's steps: the last token of each only when a child is drawn below it."""
+        """Count a round's steps; a step's last token is computed only when a child is drawn."""
         self.counters.model_calls += max((len(step.tokens) for step in steps), default=0)
         for branch, step in zip(branches, steps, strict=True):
             start, length = len(branch.tokens), len(step.tokens)
@@ -56,7 +56,7 @@ class StandaloneCost:
             self.forked.add(branch.tokens)
 
     def scored(self, prompt: tuple[int, ...], trajectories: Sequence[Trajectory]) -> None:
-        """Count a round's rewards: the prompt once, every step once."""
+        """Count a round's rewards: the prompt and every step are read once."""
         self.counters.model_calls += bool(trajectories)
         for trajectory in trajectories:
             at = len(prompt)
@@ -67,7 +67,7 @@ class StandaloneCost:
                 at += size
 
     def compared(self, trajectories: Sequence[Trajectory]) -> None:
-        """Count a round's embeddings: every distinct step once, alone."""
+        """Count a round's embeddings: every distinct step is embedded once, by itself."""
         fresh = {trajectory.steps[-1] for trajectory in trajectories} - self.embedded
         self.embedded |= fresh
         sizes = [len(step) for step in fresh]
@@ -85,7 +85,7 @@ class StandaloneCost:
 
 
 class SharedSamples(EngineWrapper):
-    """An ``Engine`` over another one, for the searches over one question; drop it after them.
+    """An ``Engine`` that shares another one among searches over one question; drop it after them.
 
     Equal requests in flight are merged. ``release`` returns what the tree would have cost alone.
     """
@@ -105,7 +105,7 @@ class SharedSamples(EngineWrapper):
         self._costs: dict[str, StandaloneCost] = {}
 
     async def expand(self, tree: str, branches: Sequence[Branch], sampling: Sampling) -> list[Step]:
-        """Steps remembered, under way elsewhere, or drawn now."""
+        """Return steps that are remembered, being drawn for another search, or drawn now."""
         steps = await _once(
             self._steps,
             branches,
@@ -122,7 +122,7 @@ class SharedSamples(EngineWrapper):
         question: str,
         trajectories: Sequence[Trajectory],
     ) -> list[float]:
-        """Rewards remembered, under way elsewhere, or read now."""
+        """Return rewards that are remembered, being scored for another search, or scored now."""
         rewards = await _once(
             self._rewards,
             trajectories,
@@ -135,7 +135,7 @@ class SharedSamples(EngineWrapper):
     async def embed(
         self, tree: str, prompt: tuple[int, ...], trajectories: Sequence[Trajectory]
     ) -> list[tuple[float, ...]]:
-        """Vectors remembered, under way elsewhere, or made now; a step's is its own."""
+        """Return vectors that are remembered, being made for another search, or made now."""
         vectors = await _once(
             self._vectors,
             trajectories,
@@ -146,12 +146,12 @@ class SharedSamples(EngineWrapper):
         return vectors
 
     async def release(self, tree: str) -> Counters:
-        """Let go of the tree; what it would have cost alone."""
+        """Release the tree; return what it would have cost alone."""
         await super().release(tree)
         return self._costs.pop(tree, self._new_cost()).counters
 
     async def abort(self, tree: str) -> None:
-        """As the engine does."""
+        """Abort the tree and drop its costs."""
         self._costs.pop(tree, None)
         await super().abort(tree)
 
@@ -168,9 +168,9 @@ async def _once(
     key: Callable[[T], Hashable],
     ask: Callable[[list[T]], Awaitable[list[V]]],
 ) -> list[V]:
-    """A value for each of ``wanted``, asking only for those that nobody has asked for yet.
+    """A value for each of ``items``, calling ``ask`` only for those not in ``cache`` yet.
 
-    If the asking fails, so does everybody who waits for it, and nothing is remembered.
+    If ``ask`` fails, all callers that wait for its values fail, and nothing is cached.
     """
     keys = [key(item) for item in items]
     missing = {k: item for k, item in zip(keys, items, strict=True) if k not in cache}
@@ -184,7 +184,7 @@ async def _once(
             del cache[k]
             cause = error if isinstance(error, EngineError) else EngineError("its search ended")
             future.set_exception(cause)
-            future.exception()  # read here: perhaps nobody waits for it
+            future.exception()  # mark it as retrieved: perhaps nobody waits for it
         raise
     for future, value in zip(futures.values(), values, strict=True):
         future.set_result(value)

@@ -1,4 +1,4 @@
-"""``hedgerow solve``: one tree grown on an engine of its own, or on a server by its URL."""
+"""``hedgerow solve``: grows one tree on its own engine, or on a server by its URL."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from server.tree_log import TreeLog
 
 Listen = Callable[[dict[str, Any]], None]
 SearchClient = Callable[[SearchRequest, Listen], Awaitable[dict[str, Any]]]
-"""Runs a search, tells its events as dicts, and returns the document of ``POST /v1/search``."""
+"""Runs a search, passes on its events as dicts, returns the ``POST /v1/search`` document."""
 CONNECT_SECONDS = 10.0
 RETRY_SECONDS = 5
 
@@ -39,7 +39,7 @@ class ClientError(Exception):
 
 
 def local(service: Service) -> SearchClient:
-    """Searches on the service's own engine, by the same way as a request over HTTP."""
+    """A client that searches on the service's engine, in the same way as an HTTP request."""
 
     async def run(request: SearchRequest, listen: Listen) -> dict[str, Any]:
         def on_event(event: Event) -> None:
@@ -55,9 +55,9 @@ def local(service: Service) -> SearchClient:
 
 
 def remote(url: str) -> SearchClient:
-    """Searches on the server at ``url``, such as ``http://127.0.0.1:8000``.
+    """A client that searches on the server at ``url``, such as ``http://127.0.0.1:8000``.
 
-    A server that wants an API key gets the one in ``HEDGEROW_API_KEY``.
+    It sends the API key in ``HEDGEROW_API_KEY``, if that is set.
     """
     key = os.environ.get(f"{PREFIX}{API_KEY.upper()}")
     headers = {} if key is None else {"authorization": f"Bearer {key}"}
@@ -79,7 +79,7 @@ def remote(url: str) -> SearchClient:
 async def _follow(
     client: httpx.AsyncClient, body: dict[str, Any], listen: Listen
 ) -> dict[str, Any]:
-    """Tell the stream's events, then fetch the whole document."""
+    """Pass on the stream's events, then fetch the whole document. Raises ClientError."""
     name, last = "", None
     async with aconnect_sse(client, "POST", "/v1/search", json=body) as stream:
         if stream.response.status_code != httpx.codes.OK:
@@ -103,16 +103,16 @@ def _message(body: bytes) -> str:
 SHORT_DIGEST = 16
 MOST_ANSWERS = 10
 BAR = 12
-"""The heaviest answer's bar, in columns."""
+"""The length of the heaviest answer's bar, in columns."""
 OTHER_COLUMNS = 28
-"""Of the votes, the weight and the lines of the table."""
+"""The columns that votes, weight and the table's lines take."""
 
 
 @asynccontextmanager
 async def search_client(
     settings: Settings, url: str | None, console: Console, trees: TreeLog | None = None
 ) -> AsyncIterator[SearchClient]:
-    """What runs searches: the server at ``url``, or an engine started for it."""
+    """Yield a client for the server at ``url``, or else for an engine started here."""
     if url is not None:
         yield remote(url)
         return
@@ -136,7 +136,7 @@ async def solve(
 ) -> dict[str, Any]:
     """Search, drawing the tree; print the reply and the votes; return the document.
 
-    ``picture``: an SVG file for the tree as it stands at the end.
+    ``picture``: an SVG file to write the final tree to.
     """
     request = SearchRequest(question=question, search=spec)
     async with search_client(settings, url, console, trees if url is None else None) as client:
@@ -152,7 +152,7 @@ async def solve(
 
 
 def show(document: dict[str, Any], console: Console) -> None:
-    """The reply, the votes and one line of numbers."""
+    """Print the reply, the votes and a line of statistics."""
     console.print()
     console.print(document["text"].strip(), markup=False, highlight=False)
     console.print()

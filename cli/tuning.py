@@ -1,4 +1,4 @@
-"""``hedgerow tune``: which searches are worth their tokens on somebody's models and questions."""
+"""``hedgerow tune``: finds searches that are worth their tokens on the user's models and tasks."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from server.tuned import TunedEffort, TunedSearch, TunedSearches
 
 TIMED_QUESTIONS = 4
 EFFORT_SHARES: Mapping[TunedEffort, float] = {"low": 1 / 16, "medium": 1 / 4, "high": math.inf}
-"""What an effort may cost, as a share of the grid's dearest search, as widths 4, 16 and 64 do."""
+"""The most that an effort costs, as a share of the dearest search: like widths 4, 16 and 64."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rung:
-    """All cells that were tried on so many questions, and those of them that went on."""
+    """The cells that were tried on ``questions`` questions, and those that were kept."""
 
     questions: int
     cells: Sequence[Cell]
@@ -42,19 +42,19 @@ class Rung:
 
     @property
     def trees(self) -> int:
-        """How many trees the cells are votes on."""
+        """The number of trees, each of which may have several cells, one for each vote."""
         return len(_by_tree(self.cells))
 
     @property
     def kept_trees(self) -> int:
-        """Of these, how many went on."""
+        """The number of trees with a kept cell."""
         return len(_by_tree(self.kept))
 
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """What came out. ``choices`` by name (``auto``, ``low``, ``medium``, ``high``); ``seconds`` of
-    searches alone by tree; ``tokens`` of all rungs, and of the grid on all of their questions."""
+    """The results. ``choices``: by name (``auto``, ``low``, ``medium``, ``high``); ``seconds``: of
+    searches run alone, by tree; ``tokens``: of all rungs; ``grid_tokens``: of the full grid."""
 
     rungs: Sequence[Rung]
     choices: Mapping[str, Cell]
@@ -64,17 +64,17 @@ class Tuned:
 
     @property
     def last(self) -> Rung:
-        """The rung by which it was chosen."""
+        """The last rung, which decides the choices."""
         return self.rungs[-1]
 
 
 async def tune(
     search: GridSearch, grid: Grid, budget: int, on_rung: Callable[[Rung], None] = lambda _: None
 ) -> Tuned:
-    """Try the grid on a few questions, what is left of it on more, until the budget or the
-    questions are spent or one tree is left; then choose among those of the last rung.
+    """Try the grid on a few questions, then what is kept of it on more, until the budget or the
+    questions run out or one tree remains; then choose among the cells of the last rung.
 
-    ``on_rung`` hears of every rung. Raises ValueError for a budget that is too small.
+    ``on_rung`` is called with every rung. Raises ValueError for a budget that is too small.
     """
     most, seeds, specs = len(grid.questions), len(grid.seeds), list(grid.specs)
     probe = await search.cells(specs, min(LEAST_QUESTIONS, most))
@@ -101,8 +101,8 @@ async def tune(
 
 
 def chosen(rungs: Sequence[Rung]) -> dict[str, Cell]:
-    """The search for policy ``auto``, and one for each effort: the most accurate of those that cost
-    no more than its share of the dearest search of the grid."""
+    """The search for policy ``auto``, and one for each effort: the most accurate that costs at most
+    the effort's share of the dearest search of the grid."""
     cells = rungs[-1].cells
     dearest = max(_by_tree([cell for rung in rungs for cell in rung.cells]).values())
     efforts = {name: most_accurate(cells, share * dearest) for name, share in EFFORT_SHARES.items()}
@@ -110,24 +110,24 @@ def chosen(rungs: Sequence[Rung]) -> dict[str, Cell]:
 
 
 def tokens_of(rungs: Sequence[Rung]) -> float:
-    """What all rungs have taken, a seed."""
+    """The tokens of all rungs, for one seed."""
     last = {key: rung.questions for rung in rungs for key in _by_tree(rung.cells)}
     means = _by_tree([cell for rung in rungs for cell in rung.cells])
     return sum(means[key] * questions for key, questions in last.items())
 
 
 def _by_tree(cells: Sequence[Cell]) -> dict[str, float]:
-    """What a search takes, by tree; of several cells the last one says it."""
+    """The mean tokens of a search, by tree; of several cells of a tree the last one counts."""
     return {tree_key(cell.spec): cell.tokens for cell in cells}
 
 
 def _cost(cells: Sequence[Cell]) -> float:
-    """What a question takes of each of the cells' trees together."""
+    """The tokens that one question takes on all trees of the cells together."""
     return sum(_by_tree(cells).values())
 
 
 def rows_of(tuned: Tuned, specs: Sequence[SearchSpec], seeds: int) -> list[dict[str, Any]]:
-    """A row for each search of the grid, in its order, by the last rung that it was in."""
+    """A row for each search of the grid, in order, with its results of the last rung it was in."""
     latest = {
         cell.spec.model_dump_json(): (rung, cell) for rung in tuned.rungs for cell in rung.cells
     }
@@ -154,12 +154,12 @@ def rows_of(tuned: Tuned, specs: Sequence[SearchSpec], seeds: int) -> list[dict[
 
 
 def fields_of(spec: SearchSpec) -> dict[str, Any]:
-    """What a search says of itself, its seed apart."""
+    """The fields that a search sets, without its seed."""
     return spec.model_dump(exclude_unset=True, exclude_none=True, exclude={"seed"})
 
 
 def tuned_file(tuned: Tuned, settings: Settings, data: str, today: datetime.date) -> TunedSearches:
-    """What ``hedgerow serve --tuned`` reads."""
+    """The content of the file that ``hedgerow serve --tuned`` reads."""
     searches = {
         name: TunedSearch(
             search=fields_of(cell.spec),  # type: ignore[arg-type]

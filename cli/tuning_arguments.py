@@ -1,4 +1,4 @@
-"""What ``hedgerow tune`` is asked for: its grid and its questions. A wrong argument ends it."""
+"""Parses ``hedgerow tune``'s grid and questions. A wrong argument ends the command."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def grid_of(
 def questions_of(
     data: Path | None, tasks: str | None, split: TaskSplit, limit: int, seed: int
 ) -> tuple[list[GridQuestion], str]:
-    """The questions, those of several tasks in turn, and what they are called."""
+    """The questions, alternating between several tasks, and their name for the report."""
     if (data is None) == (tasks is None):
         fail("exactly one of --data and --task is needed", WRONG_USE)
     if data is not None:

@@ -1,4 +1,4 @@
-"""Accuracy against tokens, and the Pareto front: ``hedgerow tune --plot``."""
+"""Plots accuracy against tokens, with the Pareto front: ``hedgerow tune --plot``."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ FAINT = 0.25
 
 
 def plot(report: Mapping[str, Any], path: Path) -> None:
-    """Draw what was tried; the suffix gives the format. Raises OSError if it cannot be written.
+    """Plot a report; the suffix sets the format. Raises OSError if it cannot be written.
 
-    A point is a search, with its 95 % interval if it came to the last rung, faint if it was dropped
-    before. A line joins the front; beside its points stand widths and what they were chosen for.
+    A point is a search, with its 95 % interval if it is in the last rung, faint if it was dropped
+    before. A line joins the front, whose points are labelled with width and what they are for.
     """
     rows: Sequence[dict[str, Any]] = report["rows"]
     with rc_context(STYLE):
@@ -33,7 +33,7 @@ def plot(report: Mapping[str, Any], path: Path) -> None:
         front = sorted((row for row in rows if row["front"]), key=lambda row: row["tokens"])
         axes.plot(*_places(front), color="0.5", linewidth=0.8, zorder=0)
         words: dict[tuple[float, float], list[str]] = {}
-        for row in front:  # of several votes that are equal one stands for all
+        for row in front:  # equal votes share one label
             place = row["tokens"], row["accuracy"]
             words.setdefault(place, [str(row["search"]["width"])]).extend(row["chosen"])
         for place, labels in words.items():
@@ -51,7 +51,7 @@ def plot(report: Mapping[str, Any], path: Path) -> None:
 
 
 def _points(axes: Axes, rows: Sequence[dict[str, Any]], policy: str, look: tuple[Any, ...]) -> None:
-    """One policy's searches."""
+    """Draw the points of one policy's searches."""
     colour, marker, _ = look
     last_rows = [row for row in rows if row["last_rung"]]
     early_rows = [row for row in rows if not row["last_rung"]]

@@ -30,11 +30,11 @@ NAME_FIELDS = ("policy", "width", "vote", "temperature")
 
 @dataclass(frozen=True, slots=True)
 class TuningRequest:
-    """What is tuned: ``grid``, for ``budget`` tokens.
+    """A tuning of ``grid`` for ``budget`` tokens.
 
-    ``data``: what the questions are called in the file ``out``; ``rows_file``: where rows are kept;
-    ``engines``: how many, 0 for what suits the models. ``named``: the policies were asked for by
-    name, so that what cannot be tried is an error.
+    ``data``: the questions' name in the file ``out``; ``rows_file``: where rows are kept;
+    ``engines``: how many, 0: what suits the models. ``by_name``: the user has named the policies,
+    so a search that the models cannot do is an error.
     """
 
     grid: Grid
@@ -47,9 +47,9 @@ class TuningRequest:
 
 
 async def run_tuning(request: TuningRequest, settings: Settings, as_json: bool) -> dict[str, Any]:
-    """Tune, write the file, print a table unless stdout is for JSON; return what came out.
+    """Tune, write the file, print a table unless ``as_json``; return the report.
 
-    Raises SettingsError for what the models cannot do and for a budget that is too small.
+    Raises SettingsError for searches that the models cannot do and for too small a budget.
     """
     console, start = Console(stderr=True), time.monotonic()
     async with AsyncExitStack() as stack:
@@ -82,7 +82,7 @@ async def run_tuning(request: TuningRequest, settings: Settings, as_json: bool) 
 async def _tune(
     request: TuningRequest, grid: Grid, models: Sequence[RunningModel], console: Console
 ) -> Tuned:
-    """With progress on the console."""
+    """Tune, with progress on the console."""
     columns = TextColumn("{task.description}"), MofNCompleteColumn(), TimeElapsedColumn()
     with Progress(*columns, console=console) as progress:
         bar = progress.add_task("searches", total=None)
@@ -109,8 +109,8 @@ async def _tune(
 
 
 def _grid(request: TuningRequest, settings: Settings, able: Capabilities, console: Console) -> Grid:
-    """What of it the models can do. Raises SettingsError if that is nothing, or if what cannot be
-    done was asked for by name."""
+    """The part of the grid that the models can do. Raises SettingsError if that is nothing, or if
+    policies that cannot be done were asked for by name."""
     specs, refusals = possible(request.grid.specs, settings, able)
     for name, why in refusals.items():
         if request.by_name or not specs:
@@ -132,8 +132,8 @@ def _rung(rung: Rung) -> dict[str, int]:
 
 
 def _table(report: Mapping[str, Any]) -> Table:
-    """The Pareto front and what was chosen, the cheapest first; of votes that are equal on a tree
-    one."""
+    """A table of the Pareto front and the choices, the cheapest first; of equal votes on a tree
+    only one is shown."""
     rows: dict[tuple[float, float], dict[str, Any]] = {}
     for row in report["rows"]:
         if row["front"] or row["chosen"]:
@@ -159,7 +159,7 @@ def _percent(interval: Sequence[float]) -> str:
 
 
 def name_of(search: Mapping[str, Any]) -> str:
-    """A search in a few words: policy and width, vote, temperature, and whatever else was set."""
+    """A short name of a search: policy, width, vote, temperature, and other fields that are set."""
     words = [
         f"{search['policy']} {search['width']}",
         search["vote"],
