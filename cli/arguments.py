@@ -54,7 +54,7 @@ def tell(line: str) -> None:
 
 
 @contextmanager
-def refused(kinds: type[Exception] | tuple[type[Exception], ...], flag: str = "") -> Iterator[None]:
+def exit_on(kinds: type[Exception] | tuple[type[Exception], ...], flag: str = "") -> Iterator[None]:
     """End the command with WRONG_USE for exceptions of ``kinds``; ``flag`` begins the message."""
     try:
         yield
@@ -152,7 +152,7 @@ def settings_of(options: Mapping[str, Any], model: str | None = None) -> Setting
     if model is not None and model_option not in (None, model):
         fail(f"{model} and --model {model_option}: one model is needed", WRONG_USE)
     values = dict(options) if model is None else {**options, "policy_model": model}
-    with refused(SettingsError):
+    with exit_on(SettingsError):
         return load_settings(**values)
 
 
@@ -160,7 +160,7 @@ def models_ready(settings: Settings, say: Callable[[str], object]) -> Settings:
     """Get the settings' models, downloading if need be; ``say`` gets a line on derived settings."""
     from server.model_download import what_follows, with_models
 
-    with refused(SettingsError):
+    with exit_on(SettingsError):
         ready = with_models(settings)
     line = what_follows(ready)
     if line is not None:
@@ -177,7 +177,7 @@ def task_of(name: str, split: TaskSplit, limit: int, seed: int) -> tuple[Any, li
         return TASKS[name], TASKS[name].questions(split, limit, seed)
     if not name.endswith(SUFFIX):
         fail(f"--task {name}: known are {', '.join(TASKS)}, or a file {SUFFIX}", WRONG_USE)
-    with refused(DatasetError, "--task "):
+    with exit_on(DatasetError, "--task "):
         dataset = read_dataset(Path(name))
     return dataset, dataset.questions(limit)
 

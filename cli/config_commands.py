@@ -6,7 +6,7 @@ import json
 
 import typer
 
-from cli.arguments import Json, refused, settings_of
+from cli.arguments import Json, exit_on, settings_of
 from server.settings import SettingsError
 
 config = typer.Typer(no_args_is_help=True, help="The settings a server would be started with.")
@@ -18,7 +18,7 @@ def check(as_json: Json = False) -> None:
     from cli.config_check import check as run
 
     settings = settings_of({})
-    with refused(SettingsError):
+    with exit_on(SettingsError):
         report = run(settings)
     if as_json:
         print(json.dumps(report))

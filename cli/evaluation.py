@@ -39,7 +39,7 @@ from search.tree_json import to_json
 from server.assemble import running
 from server.prompts import under_profile
 from server.reply_text import Answers, answers_to
-from server.requested_search import what_is_run
+from server.requested_search import spec_to_run
 from server.service import tuned_searches
 from server.settings import Settings
 from server.tree_log import TreeLog
@@ -249,7 +249,7 @@ async def run_evaluation(
 
         def on_trial(trial: Trial) -> None:
             progress.advance(bar)
-            if trees.wanted:
+            if trees.enabled:
                 trees.write(tree_line(plan, trial))
 
         async with AsyncExitStack() as stack:
@@ -257,7 +257,7 @@ async def run_evaluation(
             models = [await stack.enter_async_context(context) for context in contexts]
             able = models[0].engine.capabilities
             tuned = tuned_searches(settings, able)
-            specs = [what_is_run(spec, settings, able, tuned) for spec in plan.specs]
+            specs = [spec_to_run(spec, settings, able, tuned) for spec in plan.specs]
             rows = await evaluate(
                 replace(plan, specs=specs, profile=PROFILES[settings.profile]),
                 [model.engine for model in models],

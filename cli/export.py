@@ -22,7 +22,7 @@ class ExportError(ValueError):
     """A line of the file has no tree, or no task's checker fits it; the message names the line."""
 
 
-def exported(path: Path, returns: Returns) -> Iterator[dict[str, Any]]:
+def export_steps(path: Path, returns: Returns) -> Iterator[dict[str, Any]]:
     """Yield the steps of every tree of a file written by ``--trees``, tree after tree.
 
     Raises ExportError when it comes to a wrong line.

@@ -26,10 +26,10 @@ from cli.arguments import (
     TaskSplit,
     Trees,
     Url,
+    exit_on,
     fail,
     models_ready,
     parts,
-    refused,
     run_to_end,
     settings_of,
     spec_of,
@@ -80,7 +80,7 @@ def serve(context: typer.Context, checkpoint: Model = None, *, trees: Trees = No
     start_logging(settings.log_level, settings.log_format)
     say = logging.getLogger("hedgerow").info
     settings = models_ready(settings, say)
-    with refused(SettingsError):
+    with exit_on(SettingsError):
         further = further_models(settings)
     for model_settings in further:
         models_ready(model_settings, say)
@@ -147,7 +147,7 @@ def evaluate(
         if path is not None:
             from cli.accuracy_plot import check_path
 
-            with refused(ValueError, switch):  # check before hours of work
+            with exit_on(ValueError, switch):  # check before hours of work
                 check_path(path)
     specs, seeds = specs_of(policy, width, seed, fields)
     graded, questions = task_of(task, split, limit, seeds[0])
@@ -203,7 +203,7 @@ def tune(
     if plot is not None:
         from cli.accuracy_plot import check_path
 
-        with refused(ValueError, "--plot "):
+        with exit_on(ValueError, "--plot "):
             check_path(plot)
     if out.is_dir() or not out.parent.is_dir():
         fail(f"--out {out}: a file in a folder that exists is needed", WRONG_USE)
@@ -264,7 +264,7 @@ def replay(
     """Grow recorded trees again; exit 1 if any of them differs."""
     from cli.replay import RecordError, read_records, replay_all
 
-    with refused(RecordError):
+    with exit_on(RecordError):
         records = read_records(response)
     settings = settings_of(context.obj)
     console = Console(stderr=as_json)
@@ -285,10 +285,10 @@ def export(
     ] = "reward",
 ) -> None:
     """Print recorded trees as rollouts for training: a line of JSON a step."""
-    from cli.export import ExportError, exported
+    from cli.export import ExportError, export_steps
 
-    with refused(ExportError):
-        for step in exported(trees, returns):
+    with exit_on(ExportError):
+        for step in export_steps(trees, returns):
             print(json.dumps(step))
 
 
@@ -321,7 +321,7 @@ def plan(
     from server.gpus import Gpu
 
     settings = models_ready(settings_of(context.obj, checkpoint), tell)
-    with refused((ValueError, OSError)):
+    with exit_on((ValueError, OSError)):
         device = None if gpu is None else Gpu("", *gpu)
         load = {"sequences": sequences, "length": length, "new": new, "own": own}
         changes = {name: value for name, value in load.items() if value is not None}
@@ -360,9 +360,9 @@ def check_model(
     from cli.model_check import check_models, settings_to_check, show
     from server.gpus import gpu_of
 
-    with refused((ValueError, OSError), "--gpu "):
+    with exit_on((ValueError, OSError), "--gpu "):
         device = None if gpu is None else gpu_of(gpu)
-    with refused((ValueError, OSError)):
+    with exit_on((ValueError, OSError)):
         settings, here = settings_to_check(context.obj, checkpoint, device)
         report = check_models(settings, device, here)
     if as_json:

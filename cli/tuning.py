@@ -52,7 +52,7 @@ class Rung:
 
 
 @dataclass(frozen=True, slots=True)
-class Tuned:
+class Tuning:
     """The results. ``choices``: by name (``auto``, ``low``, ``medium``, ``high``); ``seconds``: of
     searches run alone, by tree; ``tokens``: of all rungs; ``grid_tokens``: of the full grid."""
 
@@ -70,7 +70,7 @@ class Tuned:
 
 async def tune(
     search: GridSearch, grid: Grid, budget: int, on_rung: Callable[[Rung], None] = lambda _: None
-) -> Tuned:
+) -> Tuning:
     """Try the grid on a few questions, then what is kept of it on more, until the budget or the
     questions run out or one tree remains; then choose among the cells of the last rung.
 
@@ -97,7 +97,7 @@ async def tune(
         [cell.spec for cell in (*front(cells), *choices.values())], TIMED_QUESTIONS
     )
     grid_tokens = _cost([cell for rung in rungs for cell in rung.cells]) * questions * seeds
-    return Tuned(rungs, choices, seconds, tokens_of(rungs) * seeds, grid_tokens)
+    return Tuning(rungs, choices, seconds, tokens_of(rungs) * seeds, grid_tokens)
 
 
 def chosen(rungs: Sequence[Rung]) -> dict[str, Cell]:
@@ -126,7 +126,7 @@ def _cost(cells: Sequence[Cell]) -> float:
     return sum(_by_tree(cells).values())
 
 
-def rows_of(tuned: Tuned, specs: Sequence[SearchSpec], seeds: int) -> list[dict[str, Any]]:
+def rows_of(tuned: Tuning, specs: Sequence[SearchSpec], seeds: int) -> list[dict[str, Any]]:
     """A row for each search of the grid, in order, with its results of the last rung it was in."""
     latest = {
         cell.spec.model_dump_json(): (rung, cell) for rung in tuned.rungs for cell in rung.cells
@@ -158,7 +158,7 @@ def fields_of(spec: SearchSpec) -> dict[str, Any]:
     return spec.model_dump(exclude_unset=True, exclude_none=True, exclude={"seed"})
 
 
-def tuned_file(tuned: Tuned, settings: Settings, data: str, today: datetime.date) -> TunedSearches:
+def tuned_file(tuned: Tuning, settings: Settings, data: str, today: datetime.date) -> TunedSearches:
     """The content of the file that ``hedgerow serve --tuned`` reads."""
     searches = {
         name: TunedSearch(

@@ -6,7 +6,7 @@ from itertools import chain, zip_longest
 from pathlib import Path
 from typing import get_args
 
-from cli.arguments import WRONG_USE, TaskSplit, fail, numbers, parts, refused, spec_of, task_of
+from cli.arguments import WRONG_USE, TaskSplit, exit_on, fail, numbers, parts, spec_of, task_of
 from cli.custom_dataset import DatasetError, read_dataset
 from cli.grid_search import GridQuestion
 from cli.search_grid import USUAL_POLICIES, USUAL_VOTES, crossed
@@ -52,7 +52,7 @@ def questions_of(
     if (data is None) == (tasks is None):
         fail("exactly one of --data and --task is needed", WRONG_USE)
     if data is not None:
-        with refused(DatasetError, "--data "):
+        with exit_on(DatasetError, "--data "):
             dataset = read_dataset(data)
         return [GridQuestion(dataset, text) for text in dataset.questions(limit)], data.name
     names = parts(tasks or "")

@@ -17,7 +17,7 @@ from rich.table import Table
 from cli.evaluation import shareable, side_by_side
 from cli.grid_search import Grid, GridSearch
 from cli.search_grid import possible
-from cli.tuning import Rung, Tuned, rows_of, tune, tuned_file
+from cli.tuning import Rung, Tuning, rows_of, tune, tuned_file
 from runtime.profiles import PROFILES
 from search.engine import Capabilities
 from server.assemble import RunningModel, running
@@ -81,7 +81,7 @@ async def run_tuning(request: TuningRequest, settings: Settings, as_json: bool) 
 
 async def _tune(
     request: TuningRequest, grid: Grid, models: Sequence[RunningModel], console: Console
-) -> Tuned:
+) -> Tuning:
     """Tune, with progress on the console."""
     columns = TextColumn("{task.description}"), MofNCompleteColumn(), TimeElapsedColumn()
     with Progress(*columns, console=console) as progress:

@@ -103,7 +103,7 @@ class Placed:
 
 
 @dataclass(frozen=True, slots=True)
-class Shared:
+class GpuShares:
     """How two servers share a GPU. ``budget``: bytes of KV in all; ``fractions``: each server's
     ``--mem-fraction-static``, of the memory free when it starts, the policy's server first."""
 
@@ -119,7 +119,7 @@ def share_gpu(
     memory: float,
     load: SplitLoad,
     beside: float = 0.0,
-) -> Shared:
+) -> GpuShares:
     """Share ``memory`` bytes by the roofline. ``beside``: bytes of weights that the policy's server
     holds outside its share, such as a draft model's.
 
@@ -132,7 +132,7 @@ def share_gpu(
     split = roofline(policy.costs, reward.costs, device, load, budget, keeps=True)
     first = policy.weights + split.generator_bytes
     second = (reward.weights + split.verifier_bytes) / (memory - first - beside)
-    return Shared(budget, split, (_rounded(first / memory), _rounded(min(0.99, second))))
+    return GpuShares(budget, split, (_rounded(first / memory), _rounded(min(0.99, second))))
 
 
 def _rounded(share: float) -> float:

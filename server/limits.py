@@ -39,7 +39,7 @@ def apply_limits(
     return limited_spec
 
 
-def lowered(fields: dict[str, Any], key: ApiKey) -> dict[str, Any]:
+def lower_to_limits(fields: dict[str, Any], key: ApiKey) -> dict[str, Any]:
     """Lower fields that the client did not set itself to the key's limits."""
     most = {"width": key.width, "max_depth": key.depth, "max_tokens": key.tree_tokens}
     return {

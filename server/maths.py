@@ -140,7 +140,7 @@ def read(answer: str) -> Expression | None:
         f"${answer}$",
         [LatexExtractionConfig()],
         fallback_mode="no_fallback",
-        parsing_timeout=0,  # none
+        parsing_timeout=0,  # no limit
     )
     tree = trees[0] if trees else None
     if not isinstance(tree, sympy.Basic) or not _small(tree):

@@ -48,7 +48,7 @@ def _plain(message: Message, name: str) -> dict[str, Any]:
     return plain
 
 
-def goes_on(request: ChatRequest, messages: list[dict[str, Any]], *, searched: bool) -> bool:
+def must_continue(request: ChatRequest, messages: list[dict[str, Any]], *, searched: bool) -> bool:
     """Whether the reply continues the last message. Raises ApiError if it cannot."""
     name, starts = "continue_final_message", request.add_generation_prompt
     if not request.continue_final_message:

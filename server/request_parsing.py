@@ -19,7 +19,7 @@ from server.continuation import Continuation, read_continuation
 from server.plain_completion import PlainCompletion
 from server.prompts import (
     build_prompt,
-    goes_on,
+    must_continue,
     plain_messages,
     prompt_tokens,
     question_of,
@@ -140,7 +140,7 @@ async def parse_chat(request: ChatRequest, service: Service, key: ApiKey) -> Par
     by_effort = effort_fields(effort, able, service.tuned)
     spec = spec_of(request, by_effort, service, key, limit)
     messages = plain_messages(request.messages, service.settings.max_messages)
-    continues = goes_on(request, messages, searched=spec is not None)
+    continues = must_continue(request, messages, searched=spec is not None)
     searched = spec is not None
     tools = await tools_of(request, service) if _sets_any(request, "tools", "tool_choice") else None
     prompt_tools = tools.tools if tools else ()

@@ -14,7 +14,7 @@ from search.spec import AUTO_POLICY, PolicyName, RequestedSearch, SearchSpec
 from search.vote import CONFIDENCES
 from server.api_errors import ApiError, bad_value, echo, unsupported
 from server.api_keys import ApiKey
-from server.limits import apply_limits, lowered
+from server.limits import apply_limits, lower_to_limits
 from server.request_models import Effort, GenerationRequest
 from server.reward_settings import judged
 from server.service import Service
@@ -57,7 +57,7 @@ def merged_spec(
 
     def auto() -> dict[str, Any]:
         able = service.runner.engine.capabilities
-        return lowered(auto_fields(service.settings, able, service.tuned), key)
+        return lower_to_limits(auto_fields(service.settings, able, service.tuned), key)
 
     fields = without_auto(search.model_dump(exclude_unset=True), auto)
     return SearchSpec(**(without_auto(defaults, dict if "policy" in fields else auto) | fields))
@@ -187,7 +187,7 @@ def without_auto(spec: Mapping[str, Any], auto: Callable[[], Mapping[str, Any]])
     return {**auto(), **{name: value for name, value in spec.items() if name != "policy"}}
 
 
-def what_is_run(
+def spec_to_run(
     spec: SearchSpec, settings: Settings, able: Capabilities, tuned: TunedSearches | None
 ) -> SearchSpec:
     """The search that is run for ``spec``: with the actual policy in place of ``auto``."""

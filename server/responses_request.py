@@ -24,7 +24,7 @@ from server.request_models import (
     TopP,
     only_names_of_unread,
 )
-from server.responses_tools import call_of, chat_choice, chat_tools, result_of, with_calls_joined
+from server.responses_tools import call_of, chat_choice, chat_tools, join_calls, result_of
 from server.tool_requests import FUNCTION_SCHEMA, choice_schema, tools_schema
 from server.unsupported_parameters import RESPONSES
 
@@ -138,7 +138,7 @@ def messages_of(instructions: str | None, content: Any) -> list[dict[str, Any]]:
     messages = [item for item in items if item is not None]
     if not messages:
         raise bad_value("input", "at least one message is needed")
-    return [*first, *with_calls_joined(messages)]
+    return [*first, *join_calls(messages)]
 
 
 def _items_of_messages(request: ResponsesRequest) -> list[str]:
@@ -208,7 +208,7 @@ def _format_of(text: Any) -> Any:
     return {"type": "json_schema", "json_schema": {k: v for k, v in form.items() if k != "type"}}
 
 
-def renamed(error: ApiError, request: ResponsesRequest) -> ApiError:
+def rename_field(error: ApiError, request: ResponsesRequest) -> ApiError:
     """A chat request's error with its field named as in this request, where the parts of a tool
     are not inside ``function``."""
     name = error.param or ""

@@ -18,7 +18,7 @@ from server.reply_events import Certain, ReasoningPart, Tell
 from server.request_models import refuse_unsupported
 from server.request_parsing import ParsedRequest, parse_chat
 from server.responses_format import ResponseEvents, ResponseFormat
-from server.responses_request import ResponsesRequest, renamed
+from server.responses_request import ResponsesRequest, rename_field
 from server.search_runner import Silence, WorkDone
 from server.service import Service
 from server.streams import OR_EVENTS, EventStream, Parts, ReplyStream, event
@@ -39,7 +39,7 @@ def responses_routes(service: Service) -> APIRouter:
         try:
             parsed = await parse_chat(body.chat(), target, request.state.key)
         except ApiError as error:
-            raise renamed(error, body) from None
+            raise rename_field(error, body) from None
         forget_body(request)
         slot = request.state.slot
         formatter = ResponseFormat(body, parsed, target.fingerprint, target.text)

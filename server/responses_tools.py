@@ -47,7 +47,7 @@ def result_of(item: Mapping[str, Any], name: str, text: str) -> Json:
     return {"role": "tool", "tool_call_id": item["call_id"], "content": text}
 
 
-def with_calls_joined(messages: list[Json]) -> list[Json]:
+def join_calls(messages: list[Json]) -> list[Json]:
     """Join calls to the assistant's message before them, as chat templates expect."""
     turns: list[Json] = []
     for message in messages:

@@ -65,7 +65,7 @@ def search_routes(service: Service) -> APIRouter:
     async def read(search_id: str, request: Request) -> Response:
         search = find(service, search_id, request)
         if search.task is not None:
-            return JSONResponse(unfinished(search_id, search.created))
+            return JSONResponse(status_document(search_id, search.created))
         return Response(search.document, media_type="application/json")
 
     @router.get("/v1/search/{search_id}/events", response_class=Response, responses=OR_EVENTS)
@@ -102,7 +102,7 @@ async def _answer(
         in_background(work, parsed, service, slot, event_log)
         if body.stream:
             return EventStream(event_log.read(-1, quiet))
-        return JSONResponse(unfinished(parsed.id, parsed.created), 202)
+        return JSONResponse(status_document(parsed.id, parsed.created), 202)
     if body.stream:
         return EventStream(_events(parsed, service, slot))
     work = run_search(parsed, service, lambda _: None, slot)
@@ -183,7 +183,7 @@ def find(service: Service, search_id: str, request: Request) -> KeptSearch:
     return search
 
 
-def unfinished(search_id: str, created: int, status: str = "running") -> dict[str, Any]:
+def status_document(search_id: str, created: int, status: str = "running") -> dict[str, Any]:
     """The response for a search that has no document (yet)."""
     return {"id": search_id, "object": "search", "created": created, "status": status}
 
@@ -219,7 +219,7 @@ def in_background(
         if reply.code == "internal_error":
             log.error("a background search failed", exc_info=error)
         event_log.add("error", reply.body(), last=True)
-        document = unfinished(parsed.id, parsed.created, "failed")
+        document = status_document(parsed.id, parsed.created, "failed")
         service.store.finish(parsed.id, json.dumps(document | reply.body()).encode())
 
     task.add_done_callback(end)

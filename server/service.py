@@ -129,7 +129,7 @@ class Service:
         return [self, *self.others.values()]
 
     async def grammar(self, schema: AskedSchema) -> str:
-        """A schema as the engines take it. Raises ApiError naming what in it cannot be held to."""
+        """A schema as the engines take it. Raises ApiError naming what in it cannot be compiled."""
         return await thread_in_turn(self.compiling, lambda: self.schemas.grammar(schema))
 
     async def log_tree(self, document: dict[str, Any]) -> None:
