@@ -75,7 +75,7 @@ def settings_to_check(
 
 
 def check_models(settings: Settings, gpu: Gpu | None = None, here: str = "") -> dict[str, Any]:
-    """A report of what ``settings`` would serve, on a ``gpu`` if named; ``here``: why not here.
+    """A report on serving ``settings``, on ``gpu`` if given; ``here``: why this machine cannot.
 
     The report's ``refused`` is empty if the models could be served. Raises ValueError and OSError
     for unreadable folders.

@@ -171,7 +171,7 @@ def searched_logprobs(
 
 def _rounds(progress: Progress, tell: Tell | None) -> Callable[[Event], None]:
     """A listener that tells of each round when it is over. No text of the reply is told before the
-    end: clients would show reasoning that comes after text as a part of the text."""
+    end: clients would show reasoning that comes after text as a thought inside it."""
 
     def on_event(event: Event) -> None:
         line = progress.on_event(event)

@@ -47,8 +47,8 @@ class Spread:
 
     @classmethod
     def of(cls, args: str) -> Spread | None:
-        """Parse SGLang's options; None if they spread the model over machines or a number is
-        invalid, which SGLang reports itself."""
+        """Parse SGLang's options; None for a model spread over several machines, or for an invalid
+        number, which SGLang reports itself."""
         try:
             flags, _ = _parser().parse_known_args(shlex.split(args))
         except (argparse.ArgumentError, ValueError):

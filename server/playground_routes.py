@@ -32,7 +32,7 @@ KNOWN_FORMS = [
     f"^{pattern.pattern}".replace("(?P<", "(?<")
     for pattern in (number_puzzle.QUESTION, blocksworld.QUESTION, story.QUERY)
 ]
-"""Regular expressions, in JavaScript's syntax, for the questions that TAUGHT can answer."""
+"""JavaScript regular expressions for the beginnings of questions that TAUGHT can answer."""
 EXAMPLES = 3
 """The number of questions of each bundled task that the page offers."""
 

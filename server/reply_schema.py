@@ -89,8 +89,8 @@ class AskedSchema(NamedTuple):
 
 
 class CompiledSchemas:
-    """Compiles schemas before anything is drawn under them; for one caller at a time, because a
-    large schema takes long."""
+    """Compiles schemas before anything is drawn under them; for one caller at a time. A large
+    schema takes long."""
 
     def __init__(self) -> None:
         self._compiled: OrderedDict[bytes, None] = OrderedDict()

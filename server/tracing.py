@@ -7,7 +7,7 @@ its events. Attributes are those of the GenAI semantic conventions; others begin
     POST /v1/search
     └─ chat sprig                    the search
        └─ round
-          ├─ embed                   if the policy compares steps, in its first round
+          ├─ embed                   if the policy compares steps, the first time
           ├─ decide                  until the engine gets the hint with the plan
           ├─ expand                  one step for each branch
           │  └─ evict, rehydrate     by the engine meanwhile, for any search: their amounts, not

@@ -56,7 +56,7 @@ class TreeLog:
             self._file.close()
 
     def write(self, document: dict[str, Any]) -> bool:
-        """Write one tree; return False if that failed.
+        """Write one tree to the file before returning; return False if that failed.
 
         The first failure is logged. The next tree starts a new line after a partly written one.
         """
