@@ -49,6 +49,12 @@ HALF, FLOAT = 2, 4
 """Bytes of a number: bfloat16 on a GPU, float32 on the embedded engine."""
 GIGA = 1e9
 MODELS = ("policy", "reward_model")
+EMBEDDED_ALONE = {
+    "MistralForSequenceClassification",
+    "LlamaForTokenClassification",
+    "Qwen2ForTokenClassification",
+}
+"""Classes that the embedded engine runs and SGLang 0.5.23 does not name."""
 
 
 def settings_to_check(
@@ -247,7 +253,7 @@ def _notes(settings: Settings, form: RewardFormat) -> Iterator[str]:
     elif not form.needs_model:
         yield f"reward format {form.name!r} reads no reward model: it is not loaded"
     elif (kind := Checkpoint.of(settings.reward_model).architecture) in REWARD_CLASSES:
-        yield f"{kind}: SGLang has it with our plug-in's distribution in its environment"
+        yield f"{kind}: SGLang needs our plug-in's distribution in its environment for it"
     if form.outcome:
         yield (
             f"reward format {form.name!r} scores finished replies alone: policies "
@@ -261,7 +267,8 @@ def _notes(settings: Settings, form: RewardFormat) -> Iterator[str]:
         yield "the policy has no chat template: messages are joined by newlines, as for base models"
     for folder in filter(None, (settings.policy_model, settings.reward_model)):
         kind = Checkpoint.of(folder).architecture
-        if settings.engine == "sglang" and kind not in {*ARCHITECTURES, *REWARD_CLASSES}:
+        known = {*ARCHITECTURES, *REWARD_CLASSES} - EMBEDDED_ALONE
+        if settings.engine == "sglang" and kind not in known:
             yield f"{kind}: whether SGLang has this class it says itself, at its start"
 
 

@@ -10,6 +10,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NoReturn
 
 from kvpolicy.roofline import DevicePeaks, KvSplit, ModelCosts, SplitLoad, roofline
 from runtime.checkpoint import config_of
@@ -51,7 +52,7 @@ class Spread:
         number, which SGLang reports itself."""
         try:
             flags, _ = _parser().parse_known_args(shlex.split(args))
-        except (argparse.ArgumentError, ValueError):
+        except ValueError:
             return None
         if flags.nnodes > 1 or min(flags.tp_size, flags.pp_size, flags.dp_size) < 1:
             return None
@@ -69,9 +70,17 @@ class Spread:
         return max(self.first, other.first) < min(ends)
 
 
+class _Parser(argparse.ArgumentParser):
+    """Raises ValueError where argparse would end the process."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise."""
+        raise ValueError(message)
+
+
 def _parser() -> argparse.ArgumentParser:
     """A parser of SGLang's options that decide which GPUs a server uses, abbreviated ones too."""
-    parser = argparse.ArgumentParser(add_help=False, exit_on_error=False)
+    parser = _Parser(add_help=False)
     for names, default in _NUMBERS.items():
         parser.add_argument(*names, type=int, default=default)
     parser.add_argument("--enable-dp-attention", action="store_true")

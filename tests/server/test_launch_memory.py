@@ -143,6 +143,7 @@ def test_gpus_are_taken_from_a_servers_arguments() -> None:
     assert Spread.of("--dp-size 2 --tp-size 4 --enable-dp-attention") == Spread(4)
     assert Spread.of("--tp-size many") is None
     assert Spread.of("--tp-size 0") is None
+    assert Spread.of("--d 2") is None
     assert Spread(2).meets(Spread(1, first=1))
     assert not Spread(2).meets(Spread(1, first=2))
     assert Spread(1, 1, 2).meets(Spread(first=1))
