@@ -1,4 +1,4 @@
-"""Rows of a batch draw by the seeds of the steps that they are in. SGLang is not needed."""
+"""Rows of a batch draw with the seeds of their current steps. SGLang is not needed."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from hedgerow_sglang.step_chain import StepChain, StepEnds
 ENDS = StepEnds.of((b"a", b"\n", b"\n\n"), [b"\n\n"])
 
 
-def request(*drawn: int, **params: Any) -> SimpleNamespace:
-    """One in the scheduler."""
-    told = SimpleNamespace(custom_params=params or None)
-    return SimpleNamespace(sampling_params=told, output_ids=list(drawn), to_finish=None)
+def request(*tokens: int, **params: Any) -> SimpleNamespace:
+    """A request as the scheduler holds it, with these output tokens and custom params."""
+    sampling = SimpleNamespace(custom_params=params or None)
+    return SimpleNamespace(sampling_params=sampling, output_ids=list(tokens), to_finish=None)
 
 
 def test_a_row_has_the_seed_of_its_step() -> None:
-    """Before each token; other rows keep theirs."""
+    """A chain's row gets its step's seed before each token; other rows keep their own seed."""
     learn_ends(ENDS.param())
     chain = StepChain((10, 20, 30), 8, ENDS.name)
-    one, plain = request(**chain.param()), request(0)
-    assert (chain_seed(one), chain_seed(plain)) == (10, None)
+    row, plain = request(**chain.param()), request(0)
+    assert (chain_seed(row), chain_seed(plain)) == (10, None)
     seeds = torch.tensor([10, 7])
-    batch = SimpleNamespace(reqs=[one, plain], sampling_info=SimpleNamespace(sampling_seed=seeds))
+    batch = SimpleNamespace(reqs=[row, plain], sampling_info=SimpleNamespace(sampling_seed=seeds))
     for token, seed in ((0, 10), (1, 10), (1, 20), (2, 30)):
-        one.output_ids.append(token)
+        row.output_ids.append(token)
         next_seeds(batch)
         assert seeds.tolist() == [seed, 7]
     batch.sampling_info.sampling_seed = None
@@ -37,14 +37,14 @@ def test_a_row_has_the_seed_of_its_step() -> None:
 
 
 def test_a_request_that_begins_anew_goes_on_in_its_step() -> None:
-    """One that was preempted: its tokens are there."""
+    """A preempted request keeps its output tokens, so it resumes with the current step's seed."""
     learn_ends(ENDS.param())
     chain = StepChain((10, 20, 30), 8, ENDS.name)
     assert chain_seed(request(0, 2, 0, **chain.param())) == 20
 
 
 def test_few_ways_to_end_a_step_are_remembered() -> None:
-    """Those that came last."""
+    """Only the ``KEPT`` step ends learned last are remembered."""
     for letter in range(KEPT + 3):
         learn_ends(StepEnds(({letter: -1},)).param())
     assert len(chain_seeds._known) == KEPT

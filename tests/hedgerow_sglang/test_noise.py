@@ -39,7 +39,7 @@ def murmur3(data: bytes, seed: int = 0) -> int:
 
 
 def position_for(target: int, seed: int) -> int:
-    """The position whose hash at column 0 is ``target``: the hash, run backwards."""
+    """The position whose hash at column 0 is ``target``, by inverting the hash."""
 
     def undo_turn(h: int) -> int:
         return rotate((h - 0xE6546B64) * pow(5, -1, 2**32) & MASK, 19)
@@ -130,7 +130,7 @@ def test_it_is_gumbel_noise():
 
 
 def test_a_tokens_own_hash_is_that_of_its_column():
-    """Alone, or written to arrays that held others': the same words."""
+    """A token's hash is the same when computed alone, in a row, or into reused arrays."""
     seeds, positions = np.array([5, 2**64 - 1], dtype=np.uint64), np.array([0, 7])
     whole = hashes(seeds, positions, 1000)
     tokens = np.array([999, 3])
@@ -143,7 +143,7 @@ def test_a_tokens_own_hash_is_that_of_its_column():
 @given(st.integers(0, 50), st.integers(1, 500), st.integers(1, 2000))
 @example(5, 1, 2)
 def test_blocks_are_all_rows_in_turn(rows: int, vocab: int, size: int) -> None:
-    """None is larger than it may be but a row alone, and all but the last are as large as that."""
+    """Only a block of one row exceeds ``size``, and all but the last are as large as allowed."""
     parts = list(blocks(rows, vocab, size))
     lengths = [part.stop - part.start for part in parts]
     assert [row for part in parts for row in range(part.start, part.stop)] == list(range(rows))
@@ -152,7 +152,7 @@ def test_blocks_are_all_rows_in_turn(rows: int, vocab: int, size: int) -> None:
 
 
 def test_scratch_is_the_same_memory_while_it_is_large_enough() -> None:
-    """By its name, in whatever shape it is asked for."""
+    """Scratch memory is shared by name, whatever the shape requested."""
     scratch = Scratch()
     first = scratch.take("hashes", (2, 3), np.uint32)
     assert (first.shape, first.dtype) == ((2, 3), np.uint32)

@@ -1,4 +1,4 @@
-"""What SGLang's penalizers begin with: penalizers like its own, filled by hand."""
+"""Past output is counted in SGLang's penalizers; stand-ins with the same tensors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ VOCAB = 8
 
 
 class _Penalizer:
-    """As SGLang's: tensors by row."""
+    """A penalizer with SGLang's interface: per-row tensors as attributes."""
 
     def __init__(self, **tensors: torch.Tensor) -> None:
         self.__dict__.update(tensors)
@@ -25,35 +25,35 @@ class _Penalizer:
 
 
 class BatchedMinNewTokensPenalizer(_Penalizer):
-    """Counts what was drawn."""
+    """Counts output tokens."""
 
 
 class BatchedRepetitionPenalizer(_Penalizer):
-    """Scales what was seen."""
+    """Scales the logits of tokens seen in prompt or output."""
 
 
 class BatchedFrequencyPenalizer(_Penalizer):
-    """Takes off for each use."""
+    """Subtracts once for each occurrence in the output."""
 
 
 class BatchedPresencePenalizer(_Penalizer):
-    """Takes off once."""
+    """Subtracts once for each token that occurs in the output."""
 
 
-def request(*ids: int, drawn: tuple[int, ...] = (), **custom: int) -> Any:
+def request(*ids: int, output: tuple[int, ...] = (), **custom: int) -> Any:
     """A request as SGLang's scheduler has it."""
     params = SimpleNamespace(custom_params=custom)
-    return SimpleNamespace(origin_input_ids=[*ids], output_ids=[*drawn], sampling_params=params)
+    return SimpleNamespace(origin_input_ids=[*ids], output_ids=[*output], sampling_params=params)
 
 
 def penalties(value: float, rows: int) -> torch.Tensor:
     return torch.full((rows, 1), value)
 
 
-def begun(*requests: Any) -> Any:
+def penalizers_of(*requests: Any) -> Any:
     """The penalizers of a new batch of these requests."""
     rows = len(requests)
-    made = (
+    penalizers = (
         BatchedPresencePenalizer(
             cumulated_presence_penalties=torch.zeros(rows, VOCAB),
             presence_penalties=penalties(0.5, rows),
@@ -68,34 +68,36 @@ def begun(*requests: Any) -> Any:
         ),
         BatchedMinNewTokensPenalizer(len_output_tokens=torch.zeros(rows, 1, dtype=torch.int32)),
     )
-    own = SimpleNamespace(is_required=True, penalizers={type(one): one for one in made})
-    info = SimpleNamespace(penalizer_orchestrator=own)
+    orchestrator = SimpleNamespace(is_required=True, penalizers={type(p): p for p in penalizers})
+    info = SimpleNamespace(penalizer_orchestrator=orchestrator)
     batch = SimpleNamespace(reqs=requests)
     count_past_output(info, object, batch)
-    return own.penalizers
+    return orchestrator.penalizers
 
 
 def test_what_steps_before_have_drawn_counts_as_output() -> None:
     """Prompt 1 2, output 3 3 4, of which the last was drawn before the request lost its place."""
-    own = begun(request(1, 2, 3, 3, drawn=(4,), **output_param(2)), request(1, 2, 3, drawn=(4,)))
-    assert own[BatchedFrequencyPenalizer].cumulated_frequency_penalties.tolist() == [
+    penalizers = penalizers_of(
+        request(1, 2, 3, 3, output=(4,), **output_param(2)), request(1, 2, 3, output=(4,))
+    )
+    assert penalizers[BatchedFrequencyPenalizer].cumulated_frequency_penalties.tolist() == [
         [0, 0, 0, 0.5, 0.25, 0, 0, 0],
         [0] * 8,
     ]
-    assert own[BatchedPresencePenalizer].cumulated_presence_penalties.tolist() == [
+    assert penalizers[BatchedPresencePenalizer].cumulated_presence_penalties.tolist() == [
         [0, 0, 0, 0.5, 0.5, 0, 0, 0],
         [0] * 8,
     ]
-    assert own[BatchedRepetitionPenalizer].cumulated_repetition_penalties.tolist() == [
+    assert penalizers[BatchedRepetitionPenalizer].cumulated_repetition_penalties.tolist() == [
         [1, 2, 2, 2, 2, 1, 1, 1],
         [1] * 8,
     ]
-    assert own[BatchedMinNewTokensPenalizer].len_output_tokens.tolist() == [[1], [0]]
+    assert penalizers[BatchedMinNewTokensPenalizer].len_output_tokens.tolist() == [[1], [0]]
 
 
 def test_they_are_applied_in_vllms_order() -> None:
-    """SGLang's own order is that of a set of classes, another one in each process."""
-    assert list(begun()) == [
+    """SGLang's own order is that of a set of classes, which differs between processes."""
+    assert list(penalizers_of()) == [
         BatchedMinNewTokensPenalizer,
         BatchedRepetitionPenalizer,
         BatchedFrequencyPenalizer,

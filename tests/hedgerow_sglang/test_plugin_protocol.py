@@ -1,4 +1,4 @@
-"""What a client and our plug-in tell each other, without SGLang."""
+"""The protocol between a client and our plug-in, without SGLang."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ names = st.text(min_size=1)
 
 @st.composite
 def notes(draw: st.DrawFn) -> Note:
-    """Any right note."""
+    """Draw any valid note."""
     parent = draw(st.integers(0, 2**20 - 2))
     step = draw(st.booleans())
     return Note(
@@ -49,7 +49,7 @@ def test_what_is_said_is_what_is_heard(note: Note) -> None:
 
 
 def test_a_note_as_it_travels() -> None:
-    """As the module's docstring has it: one string, fields that say nothing left out."""
+    """A note is sent as in the module's docstring: one JSON string without empty fields."""
     note = Note(
         "key/t1", 57, node=12, parent=3, turn=5, values={3: 0.8125}, active=(3, 4), outlook=(4, 2)
     )
@@ -64,7 +64,7 @@ def test_a_note_as_it_travels() -> None:
 
 @pytest.mark.promise("A note that is wrong is refused by name before SGLang's scheduler sees it")
 @pytest.mark.parametrize(
-    ("said", "named"),
+    ("raw_note", "message"),
     [
         (3, "hedgerow: int"),
         ("{", "hedgerow: not JSON"),
@@ -92,17 +92,17 @@ def test_a_note_as_it_travels() -> None:
         ('{"tree":"t","prompt":1,"over":[1]}', "over: 1"),
     ],
 )
-def test_a_wrong_note_is_refused_by_name(said: object, named: str) -> None:
+def test_a_wrong_note_is_refused_by_name(raw_note: object, message: str) -> None:
     with pytest.raises(NoteError) as refused:
-        parse_note(said)
-    assert str(refused.value).startswith(named)
+        parse_note(raw_note)
+    assert str(refused.value).startswith(message)
 
 
 @given(st.text() | st.dictionaries(st.text(), st.none() | st.text()).map(json.dumps))
-def test_whatever_comes_is_a_note_or_refused(said: str) -> None:
-    """Nothing else may be raised where SGLang's scheduler reads it."""
+def test_whatever_comes_is_a_note_or_refused(raw_note: str) -> None:
+    """Any string parses or raises NoteError: SGLang's scheduler must see no other exception."""
     try:
-        parse_note(said)
+        parse_note(raw_note)
     except NoteError:
         return
 
@@ -115,9 +115,9 @@ def test_a_seed_keeps_its_bits(seed: int) -> None:
 
 
 def test_figures_add_up_over_the_schedulers() -> None:
-    """Two replicas behind one port; one that does not evict means the server does not."""
-    one = {"evicts": 1, "seeds": 1, "held_tokens": 5, "evicted_tokens": 7}
-    both = plugin_counts({"internal_states": [{NAME: one}, {NAME: one | {"evicts": 0}}]})
+    """Figures of two schedulers behind one port are summed; a flag holds if it holds for both."""
+    figures = {"evicts": 1, "seeds": 1, "held_tokens": 5, "evicted_tokens": 7}
+    both = plugin_counts({"internal_states": [{NAME: figures}, {NAME: figures | {"evicts": 0}}]})
     assert both is not None
     assert (both["held_tokens"], both["evicted_tokens"], both["searches"]) == (10, 14, 0)
     assert (both["evicts"], both["seeds"]) == (0, 1)
@@ -129,7 +129,7 @@ def test_a_stock_server_has_no_figures() -> None:
 
 
 def test_the_wire_needs_neither_sglang_nor_torch() -> None:
-    """Clients import it in environments of their own."""
+    """Clients import the protocol in environments without either package."""
     program = (
         "import sys, hedgerow_sglang.plugin_protocol; print(*sorted(m for m in sys.modules if m in "
         "('sglang', 'torch', 'numpy', 'transformers')))"

@@ -1,4 +1,4 @@
-"""What the plug-in knows of searches, from their notes alone, without SGLang."""
+"""What the plug-in's registry learns of searches from their notes; SGLang is not needed."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def ids(*tokens: int) -> array:
     return array("q", tokens)
 
 
-def grown() -> SearchRegistry:
-    """Ash has the prompt 9 9 and below it the steps 1: 1 1 (value 0.2) and 2: 2 2 (0.8)."""
+def ash_registry() -> SearchRegistry:
+    """A search "ash" with prompt 9 9, and below it steps 1: 1 1 (value 0.2) and 2: 2 2 (0.8)."""
     searches = SearchRegistry()
     first = Note("ash", PROMPT, 1, 0, turn=1, active=(0,))
     second = Note("ash", PROMPT, 2, 0, turn=1, active=(0,))
@@ -33,28 +33,28 @@ def grown() -> SearchRegistry:
 
 
 def order(searches: SearchRegistry, *waiting: Note) -> list[int]:
-    """Ash's blocks, the one that goes first in front."""
+    """Ash's blocks in eviction order."""
     readers = searches.readers(waiting)
     ranked = sorted(searches.blocks("ash"), key=lambda block: searches.rank(block, readers))
     return [node for _, node in ranked]
 
 
-def kept_by(searches: SearchRegistry, budget: int) -> dict[str, list[int]]:
-    """Tokens of every block that kvpolicy's order keeps in a budget."""
-    kept = kept_tokens(searches.block_table, budget)
-    return {tree: tokens.tolist() for tree, tokens in kept.items()}
+def tokens_within(searches: SearchRegistry, budget: int) -> dict[str, list[int]]:
+    """Tokens that kvpolicy keeps of every block under a budget, by tree."""
+    plan = kept_tokens(searches.block_table, budget)
+    return {tree: tokens.tolist() for tree, tokens in plan.items()}
 
 
 @pytest.mark.promise("The same decisions serve the embedded engine and the SGLang plug-in")
 def test_the_order_is_kvpolicys() -> None:
-    """Block 1 is off the path; the prompt and block 2 are on it, the higher id goes first."""
-    assert order(grown()) == [1, 2, 0]
-    assert kept_by(grown(), 5) == {"ash": [2, 1, 2]}
+    """Block 1 is off the path and goes first; of those on it, the higher id goes first."""
+    assert order(ash_registry()) == [1, 2, 0]
+    assert tokens_within(ash_registry(), 5) == {"ash": [2, 1, 2]}
 
 
 def test_a_step_without_a_reward_has_its_parents_value() -> None:
-    """When the search turns to 1, the fresh step 3 below 2 outlives it no longer, yet its 0.8."""
-    searches = grown()
+    """The unscored step 3 below 2 is worth 2's 0.8; it goes first once the search turns to 1."""
+    searches = ash_registry()
     searches.complete_step(Note("ash", PROMPT, 3, 2, turn=2), ids(9, 9, 2, 2, 5), HERE)
     searches.take_note(Note("ash", PROMPT, 4, 1, turn=3, active=(1,)))
     assert order(searches) == [3, 2, 1, 0]
@@ -64,21 +64,21 @@ def test_a_step_without_a_reward_has_its_parents_value() -> None:
 
 def test_where_the_search_would_turn_next_goes_before_rewards() -> None:
     """Block 2 is worth 0.8 and block 1 0.2, but the search would turn to 1 before 2."""
-    searches = grown()
+    searches = ash_registry()
     searches.take_note(Note("ash", PROMPT, 4, 0, turn=3, active=(0,), outlook=(1, 2, 7)))
     assert order(searches) == [2, 1, 0]
 
 
 def test_a_turn_is_taken_once_and_never_an_earlier_one() -> None:
-    """All requests of a round bring the hint; requests overtake each other."""
-    searches = grown()
+    """Every request of a round carries its hint; requests may arrive late or out of order."""
+    searches = ash_registry()
     searches.take_note(Note("ash", PROMPT, 4, 2, turn=2, values={1: 0.9}, active=(1,)))
     searches.take_note(Note("ash", PROMPT, 5, 2, turn=1, values={1: 0.9}, active=(1,)))
     assert order(searches) == [1, 2, 0]
 
 
 def test_what_died_is_freed_once_and_does_not_come_back() -> None:
-    searches = grown()
+    searches = ash_registry()
     (dead,) = searches.take_note(Note("ash", PROMPT, 4, 2, turn=3, dead=(1,)))
     assert dead == (("ash", 1), HERE, ids(9, 9, 1, 1), PROMPT, False)
     assert searches.take_note(Note("ash", PROMPT, 5, 2, turn=4, dead=(1,))) == []
@@ -88,8 +88,8 @@ def test_what_died_is_freed_once_and_does_not_come_back() -> None:
 
 
 def test_a_search_that_is_over_is_freed_whole() -> None:
-    """Anybody's note may say so, and a late step of it plants nothing."""
-    searches = grown()
+    """Any search's note may end it, and a late step of the ended search adds no block."""
+    searches = ash_registry()
     paths = [dead.tokens for dead in searches.take_note(Note("oak", 3, over=("ash", "elm")))]
     assert paths == [ids(9, 9), ids(9, 9, 1, 1), ids(9, 9, 2, 2)]
     searches.complete_step(Note("ash", PROMPT, 3, 2, turn=2), ids(9, 9, 2, 2, 5), HERE)
@@ -99,20 +99,20 @@ def test_a_search_that_is_over_is_freed_whole() -> None:
 
 
 def test_a_search_that_comes_from_another_server_hangs_below_its_prompt() -> None:
-    """Its parent is unknown here; so is one whose tokens are not the path's own."""
-    searches = grown()
+    """A step with an unknown parent, or with tokens that leave the parent's path, goes below it."""
+    searches = ash_registry()
     searches.complete_step(Note("ash", PROMPT, 12, 7, turn=2), ids(9, 9, 2, 2, 6), HERE)
     searches.complete_step(Note("ash", PROMPT, 13, 2, turn=2), ids(9, 9, 3, 3, 6), HERE)
     assert searches.chain(("ash", 12)) == [("ash", 12), ("ash", 0)]
     assert searches.chain(("ash", 13)) == [("ash", 13), ("ash", 0)]
     assert searches.path(("ash", 13)) == (HERE, ids(9, 9, 3, 3, 6), PROMPT)
-    assert kept_by(searches, 100) == {"ash": [2, 2, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 3, 3]}
+    assert tokens_within(searches, 100) == {"ash": [2, 2, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 3, 3]}
 
 
 def test_what_was_read_before() -> None:
-    """Nothing in the first round; later all of the parent's path but its last token. A request
-    about no step reads what it can of any block's path."""
-    searches = grown()
+    """Tokens known to have been read: none in the first round, later the parent's path but for its
+    last token. A request without a step counts the longest path of any block."""
+    searches = ash_registry()
     good = ids(9, 9, 2, 2)
     assert searches.read_before(Note("ash", PROMPT, 2, 0, turn=1), ids(9, 9)) == 0
     assert searches.read_before(Note("ash", PROMPT, 3, 2, turn=2), good) == 3
@@ -128,8 +128,8 @@ def test_what_was_read_before() -> None:
 
 
 def test_a_search_that_went_without_a_word_holds_nothing_for_ever() -> None:
-    """Its client died. Time is counted in the others' turns, which all ranks see alike."""
-    searches = grown()
+    """A dead client's search is dropped after ``SILENT_TURNS`` turns of others, on all ranks."""
+    searches = ash_registry()
     for turn in range(1, SILENT_TURNS):
         assert searches.take_note(Note("oak", 3, turn=turn, active=(0,))) == []
     assert len(searches) == 2
@@ -143,9 +143,9 @@ def test_a_search_that_went_without_a_word_holds_nothing_for_ever() -> None:
 
 
 def test_what_waits_decides_what_a_round_gives_up_first() -> None:
-    """Blocks 1 and 2 are both read by the round: the one whose reader comes first stays longest,
-    the one that nobody waits for goes before it, and the prompt after all."""
-    searches = grown()
+    """Blocks 1 and 2 are both read by the round: the one whose reader is first in the queue stays
+    longer, one without a waiting reader goes earlier, and the prompt goes last."""
+    searches = ash_registry()
     searches.take_note(Note("ash", PROMPT, turn=3, active=(1, 2)))
     ask = {node: Note("ash", PROMPT, 5 + node, node, turn=3) for node in (1, 2)}
     assert order(searches, ask[1], ask[2]) == [2, 1, 0]
@@ -155,9 +155,9 @@ def test_what_waits_decides_what_a_round_gives_up_first() -> None:
 
 
 def test_a_step_that_is_not_scored_yet_stays() -> None:
-    """Step 3 was drawn in this round: it goes after block 1, which the round does not read; with
-    the next hint it is worth what its reward says."""
-    searches = grown()
+    """Step 3 of the current round goes after block 1, which the round does not read; from the next
+    hint on its reward counts."""
+    searches = ash_registry()
     searches.complete_step(Note("ash", PROMPT, 3, 2, turn=2), ids(9, 9, 2, 2, 5), HERE)
     assert order(searches) == [1, 3, 2, 0]
     searches.take_note(Note("ash", PROMPT, turn=3, values={3: 0.1}, active=(2,)))
@@ -165,13 +165,13 @@ def test_a_step_that_is_not_scored_yet_stays() -> None:
 
 
 def test_a_step_may_be_drawn_in_several_requests() -> None:
-    """Its block grows with each; what is told once more, or is no longer, says nothing."""
-    searches = grown()
+    """A block grows with each request; repeated, shorter or diverging tokens change nothing."""
+    searches = ash_registry()
     note = Note("ash", PROMPT, 3, 2, turn=2)
-    begun, whole = ids(9, 9, 2, 2, 5), ids(9, 9, 2, 2, 5, 6)
-    assert searches.complete_step(note, begun, HERE) == [("ash", 3)]
+    prefix, whole = ids(9, 9, 2, 2, 5), ids(9, 9, 2, 2, 5, 6)
+    assert searches.complete_step(note, prefix, HERE) == [("ash", 3)]
     assert searches.complete_step(note, whole, HERE) == [("ash", 3)]
     assert searches.path(("ash", 3)).tokens == whole
-    for said in (whole, begun, ids(9, 9, 2, 2, 7, 7, 7)):
-        assert searches.complete_step(note, said, HERE) == []
+    for tokens in (whole, prefix, ids(9, 9, 2, 2, 7, 7, 7)):
+        assert searches.complete_step(note, tokens, HERE) == []
     assert searches.path(("ash", 3)).tokens == whole

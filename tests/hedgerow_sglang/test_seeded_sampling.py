@@ -24,11 +24,11 @@ from runtime.embedded.sampler import sample as sample_embedded
 
 VOCAB = 97
 EVERY = 1 << 30
-"""What SGLang writes for no top-k."""
+"""The top_k that SGLang uses for "no limit"."""
 
 
 def info(seeds: list[int], top_ps: list[float], top_ks: list[int] | None = None) -> SimpleNamespace:
-    """What SGLang's sampler knows of a batch."""
+    """SGLang's sampling info of a batch."""
     ks = top_ks or [EVERY] * len(seeds)
     return SimpleNamespace(
         sampling_seed=torch.tensor([sampling_seed(seed) for seed in seeds]),
@@ -42,7 +42,7 @@ def info(seeds: list[int], top_ps: list[float], top_ks: list[int] | None = None)
 
 
 def rows_of(seed: int, rows: int) -> np.ndarray:
-    """Random logits."""
+    """Random logits (rows, VOCAB)."""
     return np.random.default_rng(seed).normal(0, 3, (rows, VOCAB)).astype(np.float32)
 
 
@@ -60,16 +60,16 @@ def test_a_token_is_the_embedded_engines(
 ) -> None:
     """SGLang counts positions by the last token read, the embedded engine by the one drawn."""
     logits = rows_of(case, len(seeds))
-    read = torch.arange(len(seeds)) + 10
+    positions = torch.arange(len(seeds)) + 10
     probs = torch.softmax(torch.from_numpy(logits) / temperature, -1)
-    ours = sample(probs, info(seeds, [top_p] * len(seeds)), read)
-    theirs = sample_embedded(logits, seeds, read.numpy() + 1, temperature, top_p)
+    ours = sample(probs, info(seeds, [top_p] * len(seeds)), positions)
+    theirs = sample_embedded(logits, seeds, positions.numpy() + 1, temperature, top_p)
     assert ours.dtype == torch.int32
     assert ours.tolist() == theirs.tokens.tolist()
 
 
 def test_what_may_be_drawn_by_hand() -> None:
-    """0.4 and 0.3 reach 0.7 and no third is kept; min-p 0.5 asks for 0.2; equals go by id."""
+    """By top-p, 0.4 and 0.3 suffice for 0.69; min-p 0.5 keeps from 0.2 up; ties go by lower id."""
     probs = torch.tensor([[0.1, 0.3, 0.4, 0.2]] * 3 + [[0.25] * 4], dtype=torch.float64)
     top_ks = torch.tensor([EVERY, EVERY, 3, 2])
     top_ps = torch.tensor([0.69, 1.0, 1.0, 1.0])
@@ -91,7 +91,7 @@ def test_noise_is_the_embedded_engines_bit_for_bit() -> None:
 
 
 def test_every_row_of_a_batch_has_a_seed() -> None:
-    """Its own, or one by the request's id; a batch that has seeds is left as it is."""
+    """A request's own seed, or one derived from its id; a batch that has seeds is not changed."""
 
     def request(rid: str, seed: int | None) -> SimpleNamespace:
         params = SimpleNamespace(sampling_seed=seed, custom_params=None)
@@ -102,21 +102,21 @@ def test_every_row_of_a_batch_has_a_seed() -> None:
     seeded_batch(bare, object, batch)
     assert bare.sampling_seed[0].item() == -5
     assert bare.sampling_seed[1] != bare.sampling_seed[2]
-    had = SimpleNamespace(sampling_seed=torch.tensor([1, 2, 3]), device="cpu")
-    seeded_batch(had, object, batch)
-    assert had.sampling_seed.tolist() == [1, 2, 3]
+    seeded = SimpleNamespace(sampling_seed=torch.tensor([1, 2, 3]), device="cpu")
+    seeded_batch(seeded, object, batch)
+    assert seeded.sampling_seed.tolist() == [1, 2, 3]
 
 
 @pytest.mark.parametrize(
-    ("text", "known"),
+    ("text", "expected"),
     [("0.5.15", False), ("0.5.16.post1", True), ("0.5.23", True), ("0.5.24", False), ("x", False)],
 )
-def test_versions_that_are_served(text: str, known: bool) -> None:
-    assert supported(version_of(text)) is known
+def test_versions_that_are_served(text: str, expected: bool) -> None:
+    assert supported(version_of(text)) is expected
 
 
 @pytest.mark.parametrize(
-    ("version", "context", "said"),
+    ("version", "context", "message"),
     [
         (
             "0.5.24",
@@ -128,54 +128,54 @@ def test_versions_that_are_served(text: str, known: bool) -> None:
     ],
 )
 def test_what_it_cannot_serve_it_refuses_by_name(
-    monkeypatch: pytest.MonkeyPatch, version: str, context: dict[str, bool], said: str
+    monkeypatch: pytest.MonkeyPatch, version: str, context: dict[str, bool], message: str
 ) -> None:
-    """An unknown version's names may mean something else: the server does not start."""
+    """Start-up is refused for unknown versions, whose names may differ, and unsupported options."""
     monkeypatch.setattr("importlib.metadata.version", lambda _: version)
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         make_cache("arborkv", SimpleNamespace(**context))
 
 
-def draw_by_definition(probs: torch.Tensor, own: SimpleNamespace, read: torch.Tensor) -> list[int]:
-    """Every token sorted, every token's noise computed."""
+def draw_by_definition(probs: torch.Tensor, batch: SimpleNamespace, at: torch.Tensor) -> list[int]:
+    """The token of each row, with all tokens sorted and all noise computed."""
     tokens = []
     for row, p in enumerate(probs.double()):
         falling, order = p.sort(descending=True, stable=True)
         before = falling.cumsum(0) - falling
-        kept = torch.arange(len(p)) < own.top_ks[row]
-        kept &= before < own.top_ps[row].double() * p.sum()
-        kept &= falling >= own.min_ps[row].double() * falling[0]
-        left = torch.zeros_like(p).scatter(0, order[kept], p[order[kept]])
-        drawn = noise.gumbel(
-            own.sampling_seed[[row]].numpy().astype(np.uint64), [int(read[row]) + 1], len(p)
+        mask = torch.arange(len(p)) < batch.top_ks[row]
+        mask &= before < batch.top_ps[row].double() * p.sum()
+        mask &= falling >= batch.min_ps[row].double() * falling[0]
+        weights = torch.zeros_like(p).scatter(0, order[mask], p[order[mask]])
+        gumbel = noise.gumbel(
+            batch.sampling_seed[[row]].numpy().astype(np.uint64), [int(at[row]) + 1], len(p)
         )
-        tokens.append(int((left.log() + torch.from_numpy(drawn[0])).argmax()))
+        tokens.append(int((weights.log() + torch.from_numpy(gumbel[0])).argmax()))
     return tokens
 
 
 @given(st.integers(0, 2**32), st.sampled_from([0.1, 3.0, 12.0]), st.sampled_from([40, 3000]))
 def test_little_is_computed_and_nothing_is_missed(case: int, spread: float, vocab: int) -> None:
-    """Rows of all kinds in one batch: free, greedy, by top-k, top-p and min-p, with equals."""
+    """One batch mixes rows without limits, with top-k (1 is greedy), top-p and min-p, and ties."""
     dice = np.random.default_rng(case)
     logits = dice.normal(0, spread, (6, vocab)).round(1).astype(np.float32)
-    own = info(
+    batch = info(
         dice.integers(0, 2**63, 6).tolist(),
         dice.choice([0.2, 0.9, 0.99, 1.0], 6).tolist(),
         dice.choice([1, 5, 20, EVERY], 6).tolist(),
     )
-    own.min_ps = torch.from_numpy(dice.choice([0.0, 0.1], 6).astype(np.float32))
-    own.need_min_p_sampling = True
-    probs, read = torch.softmax(torch.from_numpy(logits), -1), torch.arange(6) + 3
-    assert sample(probs, own, read).tolist() == draw_by_definition(probs, own, read)
+    batch.min_ps = torch.from_numpy(dice.choice([0.0, 0.1], 6).astype(np.float32))
+    batch.need_min_p_sampling = True
+    probs, at = torch.softmax(torch.from_numpy(logits), -1), torch.arange(6) + 3
+    assert sample(probs, batch, at).tolist() == draw_by_definition(probs, batch, at)
 
 
 def test_numbers_that_are_none_end_nothing() -> None:
-    """Whatever a broken model says, an id of the vocabulary is drawn: the server lives."""
+    """For NaN or all-zero probabilities some id of the vocabulary is drawn; nothing is raised."""
     probs = torch.full((2, VOCAB), torch.nan)
     probs[1] = 0.0
     assert all(0 <= token < VOCAB for token in sample(probs, info([1, 2], [1.0, 0.9]), read_at(2)))
 
 
 def read_at(rows: int) -> torch.Tensor:
-    """Positions of the tokens read last."""
+    """Positions of the last tokens read, one for each row."""
     return torch.arange(rows) + 7

@@ -1,4 +1,4 @@
-"""Where the steps of a chain end, and whose seed its next token has."""
+"""Where the steps of a chain end, and which step's seed the next token has."""
 
 from __future__ import annotations
 
@@ -23,36 +23,36 @@ BLANK_LINE = StepEnds.of(PIECES, [b"\n\n"])
 
 
 def chain(*seeds: int, most: int = 8) -> StepChain:
-    """Of steps that end with a blank line."""
+    """A chain of steps with these seeds; a step ends with a blank line or after ``most`` tokens."""
     return StepChain(seeds, most, BLANK_LINE.name)
 
 
 def test_by_hand() -> None:
-    """A blank line is one token, two, or the inside of one."""
+    """A blank line may be one token, span two tokens, or lie inside one."""
     assert BLANK_LINE.moves[0] == {1: 1, 2: ENDED, 3: 1, 5: ENDED}
     assert BLANK_LINE.moves[1] == {1: ENDED, 2: ENDED, 3: 1, 4: ENDED, 5: ENDED, 8: 1}
-    one = chain(10, 20, 30)
-    assert one.follow([], BLANK_LINE) == 10
-    assert one.follow([0, 1], BLANK_LINE) == 10
-    assert one.follow([0, 1, 1], BLANK_LINE) == 20
-    assert one.follow([0, 1, 1, 0, 5], BLANK_LINE) == 30
-    assert not one.over
-    one.follow([0, 1, 1, 0, 5, 2], BLANK_LINE)
-    assert one.over
+    step_chain = chain(10, 20, 30)
+    assert step_chain.follow([], BLANK_LINE) == 10
+    assert step_chain.follow([0, 1], BLANK_LINE) == 10
+    assert step_chain.follow([0, 1, 1], BLANK_LINE) == 20
+    assert step_chain.follow([0, 1, 1, 0, 5], BLANK_LINE) == 30
+    assert not step_chain.over
+    step_chain.follow([0, 1, 1, 0, 5, 2], BLANK_LINE)
+    assert step_chain.over
 
 
 def test_a_step_is_as_long_as_it_may_be() -> None:
-    """Then the next one begins, which knows nothing of its end."""
-    one = chain(10, 20, 30, most=2)
-    assert one.follow([0, 1], BLANK_LINE) == 20
-    assert one.follow([0, 1, 1], BLANK_LINE) == 20
+    """At ``most`` tokens the next step begins; a stop string across that border does not count."""
+    step_chain = chain(10, 20, 30, most=2)
+    assert step_chain.follow([0, 1], BLANK_LINE) == 20
+    assert step_chain.follow([0, 1, 1], BLANK_LINE) == 20
 
 
 def test_a_step_that_says_what_the_last_one_said_is_the_last() -> None:
-    """The search takes it for a loop; pieces of one length that are alike are none."""
-    one = chain(*range(9))
-    one.follow([0, 2, 0, 2], BLANK_LINE)
-    assert one.over
+    """The search treats a repeated step as a loop; equal pieces cut by length are not a loop."""
+    step_chain = chain(*range(9))
+    step_chain.follow([0, 2, 0, 2], BLANK_LINE)
+    assert step_chain.over
     pieces = chain(*range(9), most=2)
     pieces.follow([0, 0, 0, 0], BLANK_LINE)
     assert not pieces.over
@@ -65,27 +65,27 @@ def test_a_step_that_says_what_the_last_one_said_is_the_last() -> None:
     st.integers(1, 9),
 )
 def test_steps_end_where_the_engine_cuts_them(
-    drawn: list[int], stops: list[str], most: int
+    tokens: list[int], stops: list[str], most: int
 ) -> None:
-    """``runtime.stop_strings``' rule, token by token: of the step's own bytes."""
+    """Steps end by the rule of ``runtime.stop_strings``, applied to the step's own bytes."""
     table = StopStringTables(PIECES).of(tuple(stops))
     ends = StepEnds.of(PIECES, [stop.encode() for stop in stops])
-    one, step, own = StepChain(tuple(range(40)), most, ends.name), 0, []
-    for place, token in enumerate(drawn):
-        own.append(token)
-        if table.ended(own) or len(own) == most:
-            step, own = step + 1, []
-        assert one.follow(drawn[: place + 1], ends) == step
+    step_chain, step, step_tokens = StepChain(tuple(range(40)), most, ends.name), 0, []
+    for place, token in enumerate(tokens):
+        step_tokens.append(token)
+        if table.ended(step_tokens) or len(step_tokens) == most:
+            step, step_tokens = step + 1, []
+        assert step_chain.follow(tokens[: place + 1], ends) == step
 
 
 def test_what_is_sent_is_read() -> None:
-    """By both parts' own words."""
+    """Both parsers read back what the params' writers wrote."""
     assert parse_ends(BLANK_LINE.param()[ENDS]) == (BLANK_LINE.name, BLANK_LINE)
     assert parse_chain(chain(-5, 1 << 62).param()[CHAIN]) == chain(-5, 1 << 62)
 
 
 @pytest.mark.parametrize(
-    ("parse", "text", "said"),
+    ("parse", "text", "message"),
     [
         (parse_chain, 3, "a string of JSON"),
         (parse_chain, "[", "a string of JSON"),
@@ -98,7 +98,7 @@ def test_what_is_sent_is_read() -> None:
         (parse_ends, '{"moves": [{"1": 0}]}', "ends: None"),
     ],
 )
-def test_what_is_wrong_is_refused(parse, text: object, said: str) -> None:
-    """Before it is queued, by the name of what is wrong."""
-    with pytest.raises(NoteError, match=said):
+def test_what_is_wrong_is_refused(parse, text: object, message: str) -> None:
+    """A wrong parameter raises NoteError naming the field, before the request is queued."""
+    with pytest.raises(NoteError, match=message):
         parse(text)

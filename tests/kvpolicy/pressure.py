@@ -1,4 +1,4 @@
-"""What a budget keeps of every block: the order of evictions, said all at once, to compare with."""
+"""What a budget keeps of every block, computed at once, to compare the eviction order with."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ def kept_tokens(table: BlockTable, budget: int) -> dict[str, Ints]:
     first, and the last one is cut at its tail. Raises Infeasible if the active paths alone exceed
     the budget.
     """
-    kept: dict[str, Ints] = {}
+    plan: dict[str, Ints] = {}
     off_path: list[tuple[Ints, Ints]] = []
     weights, sizes = [np.empty(0)], [np.empty(0, dtype=np.int64)]
     for tree in table:
         tokens = table[tree].tokens
         weight, on_path = table[tree].weights()
-        kept[tree] = tokens * on_path
+        plan[tree] = tokens * on_path
         rows = np.flatnonzero(~on_path & (weight > -np.inf))
-        off_path.append((kept[tree], rows))
+        off_path.append((plan[tree], rows))
         weights.append(weight[rows])
         sizes.append(tokens[rows])
-    needed = sum(int(tokens.sum()) for tokens in kept.values())
+    needed = sum(int(tokens.sum()) for tokens in plan.values())
     if needed > budget:
         raise Infeasible(needed, budget, "active paths")
     shares = keep_within(np.concatenate(sizes), np.concatenate(weights), budget - needed)
@@ -35,7 +35,7 @@ def kept_tokens(table: BlockTable, budget: int) -> dict[str, Ints]:
     for whole, rows in off_path:
         whole[rows] = shares[at : at + len(rows)]
         at += len(rows)
-    return kept
+    return plan
 
 
 def keep_within(tokens: Ints, weight: Floats, budget: int) -> Ints:
@@ -48,6 +48,6 @@ def keep_within(tokens: Ints, weight: Floats, budget: int) -> Ints:
     order = np.argsort(-weight, kind="stable")
     sizes = tokens[order]
     before = np.cumsum(sizes) - sizes
-    kept = np.empty_like(tokens)
-    kept[order] = np.minimum(np.maximum(budget - before, 0), sizes)
-    return kept
+    shares = np.empty_like(tokens)
+    shares[order] = np.minimum(np.maximum(budget - before, 0), sizes)
+    return shares

@@ -1,4 +1,4 @@
-"""θ from recorded rows."""
+"""Fitting θ to recorded rows."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def slope_at_the_result(features: np.ndarray, target: np.ndarray, weight: np.nda
 
 
 def test_the_slope_of_the_loss_is_zero_at_the_result() -> None:
-    """Against no reference implementation: the first-order condition itself."""
+    """Checks the first-order condition itself rather than a reference implementation."""
     draw = np.random.default_rng(0)
     features, weight = draw.random((300, 3)), draw.random(300)
     target = (draw.random(300) < features[:, 0]).astype(float)
@@ -43,7 +43,7 @@ def test_the_slope_of_the_loss_is_zero_at_the_result() -> None:
 
 
 def test_steps_that_go_too_far_are_halved() -> None:
-    """On these rows whole Newton steps from 0 never settle."""
+    """On these rows full Newton steps from 0 never converge."""
     features = np.array([[-17.0], [3.0], [0.0], [-2.0], [-4.0]])
     target, weight = np.array([0.0, 1.0, 0.0, 1.0, 1.0]), np.array([1e4, 10.0, 1e4, 1.0, 1.0])
     assert slope_at_the_result(features, target, weight) < 1e-7
@@ -65,7 +65,7 @@ def test_separable_rows_stay_finite_and_equal() -> None:
 
 
 def test_every_subset_of_what_was_recorded_is_fitted() -> None:
-    """Without attention mass there are four sets; each scores the rows it can."""
+    """Rows without attention mass give the four subsets of v and u."""
     v, u = np.array([0.9, 0.8, 0.2, np.nan]), np.array([0.5, 0.6, 0.5, 0.4])
     rows = ReentryRows(v, u, NONE, np.array([1.0, 1.0, 0.0, 0.0]), np.array([9.0, 9.0, 9.0, 9.0]))
     theta = fit(rows, "exact", {"task": "by hand"})
@@ -77,16 +77,16 @@ def test_every_subset_of_what_was_recorded_is_fitted() -> None:
 
 
 def test_dear_blocks_count_for_more() -> None:
-    """Equal signals, one came back and one did not: the longer one decides."""
+    """Of two rows with equal signals and different targets, the one with more weight decides."""
     v = np.array([0.5, 0.5])
     none = np.full(2, np.nan)
-    came = np.array([1.0, 0.0])
-    first = fit(ReentryRows(v, none, none, came, np.array([9.0, 1.0])), "exact")
+    target = np.array([1.0, 0.0])
+    first = fit(ReentryRows(v, none, none, target, np.array([9.0, 1.0])), "exact")
     assert first.score([0.5], [np.nan], [np.nan])[0] == pytest.approx(0.9, abs=0.01)
 
 
 def test_signals_never_seen_together_are_refused() -> None:
-    """There is nothing to fit the set "vu" to."""
+    """If no row has both v and u, the set "vu" cannot be fitted."""
     v, u = np.array([0.5, np.nan]), np.array([np.nan, 0.5])
     rows = ReentryRows(v, u, NONE[:2], np.array([0.0, 1.0]), np.ones(2))
     with pytest.raises(ValueError, match="'vu'"):
@@ -94,7 +94,7 @@ def test_signals_never_seen_together_are_refused() -> None:
 
 
 def test_rows_that_count_for_nothing_are_refused() -> None:
-    """As if there were none."""
+    """Rows whose weights are all 0 are refused like no rows."""
     rows = ReentryRows(np.full(2, 0.5), NONE[:2], NONE[:2], np.array([0.0, 1.0]), np.zeros(2))
     with pytest.raises(ValueError, match="rows: none with weight"):
         fit(rows, "exact")

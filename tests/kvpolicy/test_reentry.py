@@ -1,4 +1,4 @@
-"""Rows from a search that is followed: what left the path, what came back, what was known then."""
+"""Rows recorded of a search: blocks that left the path, whether they came back, their signals."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ NAN = math.nan
 
 
 def followed() -> ReentryRecorder:
-    """Three rounds: at the root; at 1, leaving 2 and 3; at 2, leaving 3, 4 and 5, after which 4 and
-    3 are foreseen and 5 is dead."""
+    """A recorder after three rounds: at the root; at 1, leaving 2 and 3; at 2, leaving 3, 4 and 5,
+    with 4 and 3 as the outlook and 5 dead."""
     search = ReentryRecorder(7)
     search.transition({}, [0], [])
     search.boundary(1, 0, 10, 0.9, (0.5, 0.6))
@@ -32,10 +32,10 @@ def followed() -> ReentryRecorder:
 
 
 def test_rows_by_hand() -> None:
-    """At the second transition 2 comes back, 3 does not; at the third nothing does any more.
+    """Of the blocks left at the second transition 2 comes back, 3 does not; later none does.
 
-    1 and the root are inner blocks, whose own score counts for nothing; 5 is dead. v of the third
-    transition is the order that was foreseen.
+    The root and 1 are inner blocks, whose own score does not count; 5 is dead. v of the third
+    transition follows the outlook.
     """
     rows = followed().rows()
     table = np.stack([rows.v, rows.u, rows.a, rows.target, rows.weight], axis=1)
@@ -49,7 +49,7 @@ def test_rows_by_hand() -> None:
 
 
 def test_a_block_is_left_again_each_time() -> None:
-    """1, 2, then 1 again: 2 is a row while it is left, and a last time when it stays away."""
+    """Over the moves 1, 2, 1, 1 a block gives a row for each transition that it is off the path."""
     search = ReentryRecorder(5)
     search.boundary(1, 0, 10)
     search.boundary(2, 0, 10)
@@ -61,18 +61,18 @@ def test_a_block_is_left_again_each_time() -> None:
 
 
 def test_a_block_that_died_before_it_closed_says_nothing() -> None:
-    """Neither of its own coming back nor of what its end attended to."""
+    """A dead block adds neither a row of its own nor attention to other blocks."""
     search, other = followed(), followed()
-    for one in (search, other):
-        one.transition({}, [4], [9])
+    for recorder in (search, other):
+        recorder.transition({}, [4], [9])
     search.boundary(9, 4, 10, 0.5, (0.9, 0.9, 0.9))
-    for one in (search, other):
-        one.transition({}, [3], [])
+    for recorder in (search, other):
+        recorder.transition({}, [3], [])
     assert repr(search.rows()) == repr(other.rows())
 
 
 def test_a_search_that_leaves_nothing_has_no_rows() -> None:
-    """And there is nothing to fit to."""
+    """Without rows a fit is refused."""
     search = ReentryRecorder(5)
     search.transition({}, [0], [])
     rows = search.rows()
@@ -82,18 +82,18 @@ def test_a_search_that_leaves_nothing_has_no_rows() -> None:
 
 
 def test_what_is_fitted_says_more_than_the_share_that_came_back() -> None:
-    """Losses are over the same rows; a signal that tells nothing lowers none by much."""
+    """Losses are by set, over the same rows; the set "u" has less loss than the bias alone."""
     rows = together([followed().rows(), followed().rows()])
     assert len(rows.target) == 8
     theta = fit(rows, "exact")
     assert theta.signals == "vua"
-    found = losses(theta, rows)
-    assert list(found) == list(theta.sets)
-    assert found["u"] < found[""]
+    loss_by_set = losses(theta, rows)
+    assert list(loss_by_set) == list(theta.sets)
+    assert loss_by_set["u"] < loss_by_set[""]
     bias, share = theta.sets[""][0], 20 / 60
-    assert found[""] == pytest.approx(np.logaddexp(0, bias) - share * bias)
+    assert loss_by_set[""] == pytest.approx(np.logaddexp(0, bias) - share * bias)
     assert losses(UNFITTED, ReentryRecorder(3).rows()) == {}
-    assert losses(theta, rows._replace(weight=rows.weight / 1000)) == pytest.approx(found)
+    assert losses(theta, rows._replace(weight=rows.weight / 1000)) == pytest.approx(loss_by_set)
 
 
 @given(
@@ -101,7 +101,7 @@ def test_what_is_fitted_says_more_than_the_share_that_came_back() -> None:
     moves=st.lists(st.integers(0, 10**6), min_size=1, max_size=12),
 )
 def test_what_came_back_is_what_a_later_path_holds(parents: list[int], moves: list[int]) -> None:
-    """Against the definition, path by path; nothing on the path at the time is ever a row."""
+    """Rows match the definition, path by path; blocks on the current path give no rows."""
     above = {node: draw % node for node, draw in enumerate(parents, start=1)}
     search = ReentryRecorder(3)
     for node, parent in above.items():

@@ -1,4 +1,4 @@
-"""The roofline split: by hand, against brute force, and where it must lean."""
+"""The roofline split: by hand, against brute force, and which model it must favour."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ def test_a_split_worked_by_hand() -> None:
     Of 90 bytes Bp = 1 leaves 80 for Bd = 4: prefill 4 x max(0.2, 1.1) = 4.4 s, decode 10 x
     max(0.08, 1.6) = 16 s. Bp = 2 leaves Bd = 3, which needs two batches: 2.4 + 2 x 10 x 1.45.
     """
-    found = roofline(SMALL, SMALL, DEVICE, SplitLoad(4, 10, 10), 90)
-    assert (found.verifier_batch, found.generator_batch) == (1, 4)
-    assert found.prefill_seconds == pytest.approx(4.4)
-    assert found.decode_seconds == pytest.approx(16.0)
-    assert (found.verifier_bytes, found.generator_bytes) == (10, 80)
-    assert (found.prefill_bound, found.decode_bound) == ("memory", "memory")
+    split = roofline(SMALL, SMALL, DEVICE, SplitLoad(4, 10, 10), 90)
+    assert (split.verifier_batch, split.generator_batch) == (1, 4)
+    assert split.prefill_seconds == pytest.approx(4.4)
+    assert split.decode_seconds == pytest.approx(16.0)
+    assert (split.verifier_bytes, split.generator_bytes) == (10, 80)
+    assert (split.prefill_bound, split.decode_bound) == ("memory", "memory")
     half = even(SMALL, SMALL, DEVICE, SplitLoad(4, 10, 10), 90)
     assert (half.verifier_batch, half.generator_batch) == (4, 2)
-    assert half.seconds > found.seconds
+    assert half.seconds > split.seconds
     roomy = roofline(SMALL, SMALL, DEVICE, SplitLoad(4, 10, 10), 900)
     assert (roomy.verifier_bytes, roomy.generator_bytes) == (300, 600), "as 10 to 20"
     for budget, batch in ((70, 3), (900, 4)):
@@ -47,13 +47,13 @@ def test_a_split_worked_by_hand() -> None:
 
 
 def test_a_large_prefill_is_bound_by_arithmetic_and_a_decode_by_memory() -> None:
-    """The asymmetry that the split lives from."""
+    """This asymmetry is what makes an uneven split pay."""
     model = ModelCosts(token_flops=3e9, pair_flops=2e5, weight_bytes=3e9, kv_bytes=28_000)
     gpu = DevicePeaks(flops=1e14, bandwidth=1e12)
     assert prefill_seconds(model, gpu, 8, 500)[1] == "arithmetic"
     assert decode_seconds(model, gpu, 8, 500)[1] == "memory"
-    found = roofline(model, model, gpu, SplitLoad(64, 500, 200), 2_000_000_000)
-    assert found.generator_bytes > 5 * found.verifier_bytes
+    split = roofline(model, model, gpu, SplitLoad(64, 500, 200), 2_000_000_000)
+    assert split.generator_bytes > 5 * split.verifier_bytes
 
 
 def test_an_engine_that_keeps_kv_by_hand() -> None:
@@ -66,10 +66,10 @@ def test_an_engine_that_keeps_kv_by_hand() -> None:
     """
     light = ModelCosts(token_flops=20.0, pair_flops=0.0, weight_bytes=0.0, kv_bytes=1)
     device = DevicePeaks(flops=100.0, bandwidth=1e9)
-    found = roofline(light, light, device, SplitLoad(4, 10, 2), 68, keeps=True)
-    assert (found.verifier_batch, found.generator_batch) == (2, 4)
-    assert found.prefill_seconds == pytest.approx(4.8)
-    assert found.decode_seconds == pytest.approx(1.6)
+    split = roofline(light, light, device, SplitLoad(4, 10, 2), 68, keeps=True)
+    assert (split.verifier_batch, split.generator_batch) == (2, 4)
+    assert split.prefill_seconds == pytest.approx(4.8)
+    assert split.decode_seconds == pytest.approx(1.6)
     assert roofline(light, light, device, SplitLoad(4, 10, 2), 68).verifier_batch == 1
     assert prefill_seconds(light, device, 2, 10, 8.0)[0] == pytest.approx(2 * 2 * 0.2)
 
@@ -79,9 +79,9 @@ def test_room_that_costs_nothing_is_taken_where_kv_is_kept() -> None:
     faster than another; with room for all, both have it, and the rest is shared as 10 to 30."""
     light = ModelCosts(token_flops=20.0, pair_flops=0.0, weight_bytes=0.0, kv_bytes=1)
     device = DevicePeaks(flops=100.0, bandwidth=1e9)
-    found = roofline(light, light, device, SplitLoad(4, 10, 20), 800, keeps=True)
-    assert (found.verifier_batch, found.generator_batch) == (4, 4)
-    assert (found.verifier_bytes, found.generator_bytes) == (200, 600)
+    split = roofline(light, light, device, SplitLoad(4, 10, 20), 800, keeps=True)
+    assert (split.verifier_batch, split.generator_batch) == (4, 4)
+    assert (split.verifier_bytes, split.generator_bytes) == (200, 600)
     assert roofline(light, light, device, SplitLoad(4, 10, 20), 800).verifier_batch == 1
 
 
@@ -92,10 +92,10 @@ def test_what_was_dropped_between_batches_is_read_again() -> None:
     """
     light = ModelCosts(token_flops=20.0, pair_flops=0.0, weight_bytes=0.0, kv_bytes=1)
     device = DevicePeaks(flops=100.0, bandwidth=1e9)
-    found = roofline(light, light, device, SplitLoad(4, 10, 2), 31, keeps=True)
-    assert (found.verifier_batch, found.generator_batch) == (1, 1)
-    assert found.prefill_seconds == pytest.approx(6.4)
-    assert found.decode_seconds == pytest.approx(1.6 + 6.0)
+    split = roofline(light, light, device, SplitLoad(4, 10, 2), 31, keeps=True)
+    assert (split.verifier_batch, split.generator_batch) == (1, 1)
+    assert split.prefill_seconds == pytest.approx(6.4)
+    assert split.decode_seconds == pytest.approx(1.6 + 6.0)
     long = roofline(light, light, device, SplitLoad(4, 10, 20), 130, keeps=True)
     assert long.prefill_seconds == pytest.approx(4 * 10 * 0.2)
 
@@ -141,7 +141,7 @@ def test_offloading_by_hand() -> None:
     assert roofline(SMALL, SMALL, device, load, 30).seconds == pytest.approx(4 * 1.1 + 46.0)
     assert offloaded(SMALL, SMALL, device, load, 15) is None
     assert offloaded(SMALL, SMALL, device, load, 9) is None
-    # Room for all in each turn: what goes over is what they hold, not what they could.
+    # With room for all in each turn, only the KV held is moved, not the whole budget.
     assert offloaded(SMALL, SMALL, device, load, 1_000) == pytest.approx(1.4 + 16.0 + 2 * 12.0)
 
 
@@ -159,7 +159,7 @@ def test_a_pass_by_hand() -> None:
 
 
 def test_too_little_is_said_with_both_sizes() -> None:
-    """Not one sequence of each fits."""
+    """A budget for less than one sequence of each model is refused, with both sizes."""
     for rule in (roofline, even):
         with pytest.raises(TooLittleMemory, match=r"budget: 15 bytes.*10 to verify and 20"):
             rule(SMALL, SMALL, DEVICE, SplitLoad(4, 10, 10), 15)
@@ -174,7 +174,7 @@ def test_halves_are_whole_bytes_and_may_be_too_small_for_one_model() -> None:
 
 
 def test_a_load_of_nothing_is_refused() -> None:
-    """There is nothing to plan for."""
+    """A load without new tokens is refused."""
     with pytest.raises(ValueError, match="new: 0"):
         SplitLoad(1, 1, 0)
 
@@ -198,12 +198,12 @@ LOADS = st.builds(SplitLoad, st.integers(1, 12), st.integers(1, 30), st.integers
 def test_no_pair_of_batches_is_faster(
     generator: ModelCosts, verifier: ModelCosts, device: DevicePeaks, load: SplitLoad, budget: int
 ) -> None:
-    """Brute force over verifier batches, the largest that fits beside each; all is given out."""
+    """Brute force over pairs of batch sizes finds no faster one; the whole budget is given out."""
     times = {}
     for batch, decoding in itertools.product(range(1, load.sequences + 1), repeat=2):
-        held = batch * load.length * verifier.kv_bytes
-        held += decoding * (load.length + load.new) * generator.kv_bytes
-        if held <= budget:
+        kv_bytes = batch * load.length * verifier.kv_bytes
+        kv_bytes += decoding * (load.length + load.new) * generator.kv_bytes
+        if kv_bytes <= budget:
             prefill, _ = prefill_seconds(verifier, device, batch, load.length)
             decode, _ = decode_seconds(generator, device, decoding, load.length + load.new / 2)
             rounds = -(-load.sequences // batch), -(-load.sequences // decoding) * load.new
@@ -212,11 +212,11 @@ def test_no_pair_of_batches_is_faster(
         with pytest.raises(TooLittleMemory):
             roofline(generator, verifier, device, load, budget)
         return
-    found = roofline(generator, verifier, device, load, budget)
+    split = roofline(generator, verifier, device, load, budget)
     largest = {b: max(d for c, d in times if c == b) for b in {b for b, _ in times}}
-    assert found.seconds == pytest.approx(min(times[b, d] for b, d in largest.items()))
-    assert found.verifier_bytes + found.generator_bytes == budget
-    kept = roofline(generator, verifier, device, load, budget, keeps=True)
-    assert kept.verifier_bytes + kept.generator_bytes == budget
-    assert kept.verifier_batch >= 1
-    assert kept.generator_batch >= 1
+    assert split.seconds == pytest.approx(min(times[b, d] for b, d in largest.items()))
+    assert split.verifier_bytes + split.generator_bytes == budget
+    cached_split = roofline(generator, verifier, device, load, budget, keeps=True)
+    assert cached_split.verifier_bytes + cached_split.generator_bytes == budget
+    assert cached_split.verifier_batch >= 1
+    assert cached_split.generator_batch >= 1

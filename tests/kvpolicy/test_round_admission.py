@@ -1,4 +1,4 @@
-"""Which searches may run a round, and what is asked for at once: by hand, and what holds of any."""
+"""Which searches may run a round and how many tokens a draw asks for: by hand and by property."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ LENGTHS = st.dictionaries(st.integers(1, 40), st.integers(1, 9), min_size=1, max
     ids=["none", "all fit", "a smaller one", "too large alone", "full", "one more"],
 )
 def test_by_hand(needs: list[int], may: list[bool]) -> None:
-    """In a pool of 300."""
+    """Which of these needs may run in a pool of 300 tokens."""
     assert may_run(needs, 300) == may
 
 
 @given(NEEDS, CAPACITY)
 def test_the_pool_holds_those_that_run(needs: list[int], capacity: int) -> None:
-    """But for one that is larger alone: it runs alone. A pool that fits all holds nothing back."""
+    """Those that run fit the pool together, or one too large runs alone; if all fit, all run."""
     may = may_run(needs, capacity)
     together = sum(need for need, runs in zip(needs, may, strict=True) if runs)
     assert together <= capacity or (sum(may) == 1 and may[0])
@@ -48,21 +48,21 @@ def test_the_pool_holds_those_that_run(needs: list[int], capacity: int) -> None:
 
 @given(NEEDS, NEEDS, CAPACITY)
 def test_nothing_later_holds_a_search_back(older: list[int], later: list[int], pool: int) -> None:
-    """It is decided by those before it alone: new ones starve nobody."""
+    """Whether a search may run depends on older ones alone, so new searches starve nobody."""
     assert may_run(older + later, pool)[: len(older)] == may_run(older, pool)
 
 
 @given(st.lists(st.lists(st.integers(1, 400), min_size=1, max_size=5), max_size=8), CAPACITY)
 def test_every_search_ends(searches: list[list[int]], capacity: int) -> None:
-    """Each has so many rounds of so many tokens; as long as any is left, one may run."""
-    left = [list(rounds) for rounds in searches]
-    while left:
-        may = may_run([rounds[0] for rounds in left], capacity)
+    """As long as any search has rounds left, at least one may run, so all of them end."""
+    remaining = [list(rounds) for rounds in searches]
+    while remaining:
+        may = may_run([rounds[0] for rounds in remaining], capacity)
         assert any(may)
-        for rounds, runs in zip(left, may, strict=True):
+        for rounds, runs in zip(remaining, may, strict=True):
             if runs:
                 rounds.pop(0)
-        left = [rounds for rounds in left if rounds]
+        remaining = [rounds for rounds in remaining if rounds]
 
 
 @pytest.mark.parametrize(
@@ -77,35 +77,35 @@ def test_every_search_ends(searches: list[list[int]], capacity: int) -> None:
     ids=["none", "one", "twins", "siblings and their parent", "nothing shared"],
 )
 def test_what_several_begin_with_is_held_once(paths: list[tuple[int, ...]], tokens: int) -> None:
-    """By hand."""
+    """The number of tokens that a tree of these paths takes, by hand."""
     assert tokens_of(paths) == tokens
 
 
 @given(PATHS)
 def test_paths_are_held_as_a_tree(paths: list[tuple[int, ...]]) -> None:
-    """A token for each distinct beginning."""
+    """Paths take one token for each distinct prefix."""
     beginnings = {path[: end + 1] for path in paths for end in range(len(path))}
     assert tokens_of(paths) == len(beginnings)
 
 
 @pytest.mark.parametrize(
-    ("pool", "held", "most"),
+    ("pool", "held_tokens", "most"),
     [(420, 90, 9), (420, 400, 32), (33 * 64 + 90, 90, 32), (50, 90, 32)],
     ids=["steps end early", "the round reads all that there is", "fits whole", "too small"],
 )
-def test_what_is_asked_for_at_once(pool: int, held: int, most: int) -> None:
+def test_what_is_asked_for_at_once(pool: int, held_tokens: int, most: int) -> None:
     """64 draws of at most 32 tokens from a path of 90; of ten steps nine had 9 tokens, one 14.
 
     Beside the path there is room for 330: ten draws at 32 (7 waves of 15 passes, 105 in all), 22 at
     14 (3 of 15: 45), 33 at 9 (2 of 10, and one of 6 for the seven that go on: 26).
     """
     lengths = Counter({9: 9, 14: 1})
-    found = tokens_at_once(lengths, draws=64, limit=32, pool=pool, held=held, longest=90)
-    assert found == most
+    tokens = tokens_at_once(lengths, draws=64, limit=32, pool=pool, held=held_tokens, longest=90)
+    assert tokens == most
 
 
 def test_before_any_step_was_drawn_all_is_asked_for() -> None:
-    """Nothing says that one is shorter."""
+    """Without known lengths each draw asks for the limit."""
     assert tokens_at_once({}, draws=64, limit=32, pool=300, held=20, longest=20) == 32
 
 
@@ -113,11 +113,11 @@ def test_before_any_step_was_drawn_all_is_asked_for() -> None:
 def test_less_is_asked_for_only_where_it_helps(
     lengths: dict[int, int], draws: int, limit: int, pool: int, data: st.DataObject
 ) -> None:
-    """Never more than a step may have; all of it where all draws find room at that; and what is
-    asked for is a length that steps have had, so that none goes on without need."""
+    """A draw asks for the limit, or for less only if not all draws have room at the limit: then for
+    a length that earlier steps had, such that the average steps of all draws fit."""
     longest = data.draw(st.integers(1, pool))
-    held = data.draw(st.integers(longest, 2 * pool))
-    sizes = {"draws": draws, "limit": limit, "pool": pool, "held": held, "longest": longest}
+    held_tokens = data.draw(st.integers(longest, 2 * pool))
+    sizes = {"draws": draws, "limit": limit, "pool": pool, "held": held_tokens, "longest": longest}
     most = tokens_at_once(lengths, **sizes)
     assert most == limit or (most in lengths and most < limit)
     if draws * (limit + 1) <= pool - longest:
@@ -125,4 +125,4 @@ def test_less_is_asked_for_only_where_it_helps(
     if most < limit:
         steps = sum(length * many for length, many in lengths.items())
         at_once = min(draws, (pool - longest) // (most + 1))
-        assert held + at_once * steps / sum(lengths.values()) <= pool
+        assert held_tokens + at_once * steps / sum(lengths.values()) <= pool

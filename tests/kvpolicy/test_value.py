@@ -47,7 +47,7 @@ def test_a_missing_signal_takes_the_set_without_it() -> None:
 
 @pytest.mark.parametrize(("number", "name"), list(enumerate(subsets("vua"))))
 def test_every_subset_has_a_set_of_its_own(number: int, name: str) -> None:
-    """Biases of -4 to 3, no slopes: which signals are there decides alone."""
+    """With biases from -4 to 3 and no slopes the score shows which subset was used."""
     sets = {s: (i - 4.0, *[0.0] * len(s)) for i, s in enumerate(subsets("vua"))}
     v, u, a = (0.5 if signal in name else NAN for signal in "vua")
     assert Theta("exact", sets).score([v], [u], [a]) == pytest.approx([sigmoid(number - 4)])
@@ -59,14 +59,14 @@ def test_a_signal_it_was_not_fitted_on_is_not_read() -> None:
 
 
 def test_scores_stay_in_zero_to_one_whatever_theta() -> None:
-    """No overflow where coefficients are huge."""
+    """Huge coefficients cause no overflow."""
     steep = Theta("exact", {"": (0.0,), "v": (-1e6, 2e6)})
     with np.errstate(over="raise"):
         assert steep.score([0.0, 1.0], [NAN] * 2, [NAN] * 2) == pytest.approx([0.0, 1.0])
 
 
 def test_before_any_fit_a_score_rises_with_every_signal() -> None:
-    """The starting sets are monotone, and say 0.5 about a block of which nothing is known."""
+    """The unfitted sets rise with every signal, and score 0.5 for a block without signals."""
     low, high = UNFITTED.score([0.2, 0.8], [0.5] * 2, [0.5] * 2)
     assert low < high
     assert UNFITTED.score([NAN], [NAN], [NAN]) == [0.5]
@@ -74,7 +74,7 @@ def test_before_any_fit_a_score_rises_with_every_signal() -> None:
 
 
 def test_subsets_of_three_signals_are_eight() -> None:
-    """In the order of letters, the smaller first."""
+    """Subsets are ordered by size, then by the order of the letters."""
     assert subsets("vua") == ("", "v", "u", "a", "vu", "va", "ua", "vua")
 
 
@@ -108,7 +108,7 @@ def test_certainty_is_the_confidence_of_a_known_entropy() -> None:
 
 
 def test_an_estimator_may_read_fewer_signals_than_it_has() -> None:
-    """The sets of the others go; what is left scores as before."""
+    """Sets with the dropped signals are removed; the other sets score as before."""
     assert THETA.only("v").signals == "v"
     assert THETA.only("va").score([0.5], [1.0], [NAN]) == THETA.score([0.5], [NAN], [NAN])
     assert set(UNFITTED.only("va").sets) == {"", "v", "a", "va"}
@@ -123,7 +123,7 @@ def test_an_estimator_may_read_fewer_signals_than_it_has() -> None:
 def test_shares_of_attention_lie_between_none_and_all(
     tokens: list[int], draws: list[float], uncached: int
 ) -> None:
-    """More than its due is above a half and less below, whatever is cut off at the end."""
+    """A share is above 0.5 for more than a part's due mass and below for less, also when cut."""
     read = max(1, sum(tokens) - uncached)
     weights = np.array(draws[:read]) + 1e-6
     weights /= weights.sum()
@@ -139,13 +139,13 @@ def test_shares_of_attention_lie_between_none_and_all(
 
 
 def test_a_theta_file_comes_back_as_it_was(tmp_path: Path) -> None:
-    """Written and read: equal."""
+    """A saved θ file loads as an equal Theta."""
     save_theta(THETA, tmp_path / "theta.json")
     assert load_theta(tmp_path / "theta.json") == THETA
 
 
 @pytest.mark.parametrize(
-    ("change", "named"),
+    ("change", "message"),
     [
         ({"schema": 2}, "schema: 2; 1"),
         ({"mode": "fast"}, "mode: 'fast'; one of exact, paper"),
@@ -160,18 +160,18 @@ def test_a_theta_file_comes_back_as_it_was(tmp_path: Path) -> None:
         ({"theta": 1}, "theta: unknown"),
     ],
 )
-def test_a_wrong_theta_file_is_refused_by_name(tmp_path: Path, change: dict, named: str) -> None:
+def test_a_wrong_theta_file_is_refused_by_name(tmp_path: Path, change: dict, message: str) -> None:
     """The error names the file, the field, the value and what is allowed."""
     document = json.dumps(THETA.as_dict() | change)
     (tmp_path / "theta.json").write_text(document)
     with pytest.raises(ThetaError) as error:
         load_theta(tmp_path / "theta.json")
-    assert named in str(error.value)
+    assert message in str(error.value)
     assert "theta.json" in str(error.value)
 
 
 def test_a_theta_file_that_is_no_object_is_refused(tmp_path: Path) -> None:
-    """Neither broken JSON nor a list is a θ."""
+    """Broken JSON and a JSON list are refused."""
     with pytest.raises(ThetaError, match="an object is needed"):
         parse_theta([])
     (tmp_path / "theta.json").write_text("{")
