@@ -11,7 +11,7 @@ from tests.runtime.sglang.support import SharedServers
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def yard() -> AsyncIterator[SharedServers]:
-    """Servers that start when they are first asked for. What ``--launch`` started ends with it."""
-    made = SharedServers()
-    yield made
-    assert await made.close() == [], "processes that outlive the engine they were launched for"
+    """Servers that start when first asked for. The launched ones end with the engine."""
+    servers = SharedServers()
+    yield servers
+    assert await servers.close() == [], "processes that outlive the engine they were launched for"

@@ -1,4 +1,4 @@
-"""Searches over one server of each kind, which can be killed, stand still and be at fault."""
+"""Searches over a policy and a reward stub that can be killed, frozen and made to fail."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ PROMPT = tuple(Text(POLICY).encode(QUESTION))
 
 @dataclass
 class MortalPair:
-    """An engine over one server of each kind."""
+    """An engine over one policy server and one reward server."""
 
     engine: Any
     policy: MortalStub
     reward: MortalStub
 
     def victim(self, name: str) -> MortalStub:
-        """Of the kind ``policy`` or ``reward``."""
+        """The server called ``name``: "policy" or "reward"."""
         return self.policy if name == "policy" else self.reward
 
-    async def grown(self, tree: str, deadline: float | None = None) -> Outcome:
-        """A search; ``deadline``: seconds from now."""
+    async def grow(self, tree: str, deadline: float | None = None) -> Outcome:
+        """Run a search; ``deadline``: seconds from now."""
         return await search(
             Problem(PROMPT, QUESTION),
             SearchSpec(policy="rebase", width=8, seed=3),
@@ -54,7 +54,7 @@ class MortalPair:
 async def mortal_pair(
     policy: Stub, reward: Stub, start: Callable[[str, str], Awaitable[Any]]
 ) -> AsyncIterator[MortalPair]:
-    """``start`` makes the engine of both URLs, which soon notices who is back."""
+    """Both stubs and the engine that ``start`` makes of their URLs, with short revival waits."""
     servers = MortalStub(policy), MortalStub(reward)
     for server in servers:
         await server.start()

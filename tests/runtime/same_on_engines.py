@@ -1,4 +1,4 @@
-"""An engine on servers beside the embedded one: the same steps, and rewards as near as is said."""
+"""Compares an engine on servers with the embedded one: equal steps, and rewards within a bound."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GREEDY = Sampling(temperature=0.0, stop=("\n\n",), max_step_tokens=64)
 async def same_steps(
     engine: Engine, embedded: EmbeddedEngine, question: str, sampling: Sampling = GREEDY
 ) -> list[tuple[Step, Step]]:
-    """Step after step to the end, the same on both engines: each step as these two have it."""
+    """Draw steps to the end on both engines and compare them; the pairs (engine, embedded)."""
     steps: list[tuple[Step, Step]] = []
     while not steps or (steps[-1][0].finish is Finish.STEP and len(steps) < 8):
         prefix = prompt_of(question) + tuple(token for ours, _ in steps for token in ours.tokens)
@@ -37,11 +37,11 @@ async def near_rewards(
     steps: Sequence[tuple[Step, Step]],
     within: float,
 ) -> None:
-    """The steps' rewards differ by no more than that."""
-    drawn = [ours for ours, _ in steps]
+    """Check that both engines' rewards of the steps differ by at most ``within``."""
+    our_steps = [ours for ours, _ in steps]
     paths = [
-        Trajectory(n, tuple(s.tokens for s in drawn[:n]), tuple(s.text for s in drawn[:n]))
-        for n in range(1, len(drawn) + 1)
+        Trajectory(n, tuple(s.tokens for s in our_steps[:n]), tuple(s.text for s in our_steps[:n]))
+        for n in range(1, len(our_steps) + 1)
     ]
     ours = await engine.score(question, prompt_of(question), question, paths)
     theirs = await embedded.score(question, prompt_of(question), question, paths)

@@ -33,7 +33,7 @@ PROMPT = prompt_of(QUESTION)
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def engine(yard: SharedServers) -> AsyncIterator[OpenaiEngine]:
-    """Over a policy's server without our plug-in, and the reward model's."""
+    """An engine over a policy server without our plug-in and a reward server."""
     policy, reward = await yard.have("stock", "reward")
     options = OpenaiOptions(
         policy=ServedModel(POLICY, (policy.url,)),
@@ -42,14 +42,14 @@ async def engine(yard: SharedServers) -> AsyncIterator[OpenaiEngine]:
         connect_seconds=60,
         probe_seconds=60,
     )
-    made = await OpenaiEngine.start(options)
-    yield made
-    await made.close()
+    openai_engine = await OpenaiEngine.start(options)
+    yield openai_engine
+    await openai_engine.close()
 
 
 async def test_steps_and_rewards_are_the_embedded_engines(engine: OpenaiEngine) -> None:
-    """Greedy, step after step to the end: ids, texts, finishes, log-probabilities; rewards to
-    1e-4, which SGLang tells of the likeliest tokens alone."""
+    """Greedy steps to the end have equal ids, texts, finishes and log-probabilities; rewards, which
+    SGLang gives only from the likeliest tokens, agree to 1e-4."""
     async with closing(
         await EmbeddedEngine.start(
             EngineOptions(str(POLICY), str(PRM), reward_format=FORMAT, threads=1)
@@ -61,7 +61,7 @@ async def test_steps_and_rewards_are_the_embedded_engines(engine: OpenaiEngine) 
 
 
 async def test_cached_tokens_are_told(engine: OpenaiEngine) -> None:
-    """What a step's child reads was in the cache, but for its last token."""
+    """All tokens that a step's child reads come from the cache, but for the last one."""
     first = Branch(0, 0, PROMPT, 1, 64, 1)
     (step,) = await engine.expand("elm", [first], GREEDY)
     await engine.expand("elm", [Branch(1, 0, PROMPT + step.tokens, 2, 64, 2)], GREEDY)

@@ -55,7 +55,7 @@ OPTIONS = (
     "--enable-prompt-tokens-details",
     '--structured-outputs-config={"backend": "xgrammar", "disable_any_whitespace": true}',
 )
-"""Under a schema no reply goes on in blanks for good."""
+"""Without white space allowed between JSON tokens no reply can go on in blanks forever."""
 FORMAT = "qwen2.5-math-prm"
 
 
@@ -67,7 +67,7 @@ def prm(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def servers(prm: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
-    """The policy's, and the reward model's; its published tag is vLLM's default."""
+    """URLs of the policy and reward servers; the latter gets its step tag's id by option."""
     assert VLLM.is_file(), "make vllm-env first"
     logs = tmp_path_factory.mktemp("logs")
     tag = Text(prm).token("<extra_0>")
@@ -81,20 +81,20 @@ def servers(prm: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tup
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def engine(servers: tuple[str, str], prm: Path) -> AsyncIterator[OpenaiEngine]:
-    """Over both."""
+    """An engine over both servers."""
     policy, reward = servers
     options = OpenaiOptions(
         policy=ServedModel(POLICY, (policy,)),
         reward=ServedModel(prm, (reward,)),
         reward_format=FORMAT,
     )
-    made = await OpenaiEngine.start(options)
-    yield made
-    await made.close()
+    openai_engine = await OpenaiEngine.start(options)
+    yield openai_engine
+    await openai_engine.close()
 
 
 async def test_steps_and_rewards_are_the_embedded_engines(engine: OpenaiEngine, prm: Path) -> None:
-    """Greedy, step after step to the end; rewards to 1e-3."""
+    """Greedy steps to the end are equal, and rewards agree to 1e-3."""
     async with closing(
         await EmbeddedEngine.start(
             EngineOptions(str(POLICY), str(prm), reward_format=FORMAT, threads=1)
@@ -106,7 +106,7 @@ async def test_steps_and_rewards_are_the_embedded_engines(engine: OpenaiEngine, 
 
 @pytest.mark.parametrize("policy", ["best_of_n", "rebase", "dvts", "ets"])
 async def test_the_same_seed_is_the_same_tree(engine: OpenaiEngine, policy: str) -> None:
-    """Twice, up to rounding: vLLM draws by each request's own seed."""
+    """Two searches with one seed give one tree: vLLM draws by each request's own seed."""
     outcomes = [
         await search(
             Problem(PROMPT, QUESTION),
@@ -139,7 +139,7 @@ PARAMETERS = (
 async def test_sampling_parameters_are_the_embedded_engines(
     engine: OpenaiEngine, params: LogitsParams
 ) -> None:
-    """The likeliest steps under each, a request a step; by ``top_k`` and ``min_p`` at any heat."""
+    """Greedy steps are equal under each parameter, sampled ones under ``top_k`` and ``min_p``."""
     assert set(params.asked()) <= set(engine.capabilities.logits_params)
     heat = 2.0 if {*params.asked()} <= {"top_k", "min_p"} else 0.0
     sampling = replace(GREEDY, temperature=heat, logits=params, prompt_tokens=len(PROMPT))
@@ -151,7 +151,7 @@ async def test_sampling_parameters_are_the_embedded_engines(
 
 
 async def test_whole_blocks_are_cached(engine: OpenaiEngine) -> None:
-    """What a child reads was there in whole blocks of 32."""
+    """Of a child's prefix the whole blocks of 32 tokens are expected in the cache."""
     (step,) = await engine.expand("elm", [Branch(0, 0, PROMPT, 1, 64, 1)], GREEDY)
     path = PROMPT + step.tokens
     await engine.expand("elm", [Branch(1, 0, path, 2, 64, 2)], GREEDY)
@@ -161,14 +161,14 @@ async def test_whole_blocks_are_cached(engine: OpenaiEngine) -> None:
 
 
 async def test_a_reply_under_a_schema_fits_it(engine: OpenaiEngine) -> None:
-    """By vLLM's own ``structured_outputs``, drawn in one call."""
+    """Replies under ``structured_outputs``, each drawn in one call, fit the schema."""
     assert engine.capabilities.grammar
     sampling = Sampling(
         stop=(), max_step_tokens=120, prompt_tokens=len(PROMPT), grammar=json.dumps(SCHEMA)
     )
     branches = [Branch(0, i, PROMPT, 7 + i, 120, i + 1) for i in range(6)]
     steps = await engine.expand("ash", branches, sampling)
-    ended = [step for step in steps if step.finish is Finish.END]
-    assert ended
-    for step in ended:
+    whole_replies = [step for step in steps if step.finish is Finish.END]
+    assert whole_replies
+    for step in whole_replies:
         jsonschema_rs.validate(SCHEMA, json.loads(step.text))

@@ -1,4 +1,4 @@
-"""The engine over OpenAI-compatible servers: what it asks, what it takes, and servers that fail."""
+"""The engine over OpenAI-compatible servers: its requests, its checks, and failing servers."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ from tests.runtime.mortal_pair import POLICY, PROMPT, QUESTION, MortalPair, mort
 def stubs(
     policy: CompletionsStub | None = None, reward_format: str = "math-shepherd", **more: Any
 ) -> AbstractAsyncContextManager[MortalPair]:
-    """This policy's stub and a reward model's, with these options; ``served``: the policy's own."""
+    """A policy stub and a reward stub with these options; ``served``: the policy's ServedModel."""
 
-    def start(asked: str, scored: str) -> Awaitable[OpenaiEngine]:
+    def start(policy_url: str, reward_url: str) -> Awaitable[OpenaiEngine]:
         served = more.pop("served", {})
-        reward = ServedModel(SPRIG_FOLDER / "prm", (scored,))
+        reward = ServedModel(SPRIG_FOLDER / "prm", (reward_url,))
         options = OpenaiOptions(
-            policy=ServedModel(POLICY, (f"{asked}/v1",), **served),
+            policy=ServedModel(POLICY, (f"{policy_url}/v1",), **served),
             reward=None if reward_format == "none" else reward,
             reward_format=reward_format,
             **more,
@@ -57,18 +57,18 @@ def branch(limit: int = 16, seed: int = 5, node: int = 1) -> Branch:
 
 
 async def test_the_same_seed_is_the_same_tree() -> None:
-    """Whatever runs beside it."""
+    """A search gives the same tree alone and beside another one."""
     async with stubs() as servers:
         assert servers.engine.capabilities.seeded
         assert not servers.engine.capabilities.exact
-        alone = await servers.grown("alone")
-        both = await asyncio.gather(servers.grown("oak"), servers.grown("elm"))
+        alone = await servers.grow("alone")
+        both = await asyncio.gather(servers.grow("oak"), servers.grow("elm"))
         assert {outcome.digest for outcome in both} == {alone.digest}
         assert alone.answer
 
 
 async def test_a_step_ends_where_the_embedded_engine_ends_it() -> None:
-    """At a stop string, at the end token, or at its limit; log-probabilities are a mean."""
+    """Steps end at a stop string, the end token, or the limit; log-probabilities are means."""
     async with stubs() as servers:
         sampling = Sampling(stop=("\n\n",), max_step_tokens=200)
         steps = await servers.engine.expand(
@@ -76,8 +76,8 @@ async def test_a_step_ends_where_the_embedded_engine_ends_it() -> None:
         )
         assert {step.finish for step in steps} == {Finish.STEP, Finish.END}
         for step in steps:
-            ended = step.text.endswith("\n\n")
-            assert ended == (step.finish is Finish.STEP)
+            at_stop = step.text.endswith("\n\n")
+            assert at_stop == (step.finish is Finish.STEP)
             assert "\n\n" not in step.text[:-2]
             assert step.logprob == pytest.approx(LOGPROB)
             assert step.entropy == pytest.approx(math.log(2))
@@ -86,30 +86,30 @@ async def test_a_step_ends_where_the_embedded_engine_ends_it() -> None:
 
 
 async def test_what_a_server_stopped_too_early_goes_on_with_another_seed() -> None:
-    """Servers stop by the text; where no step ends, the rest is asked for from the ids drawn."""
+    """If a server stops before a step ends, the rest is requested after the ids drawn so far."""
 
     class Hasty(CompletionsStub):
-        asked: list[tuple[int, int]]
+        requests: list[tuple[int, int]]
 
         def draw(self, ids: Any, seed: int, most: int, stop: Any) -> tuple[list[int], bool]:
-            self.asked.append((len(ids), seed))
-            drawn, _ = super().draw(ids, seed, most, stop)
-            return drawn[:2], True
+            self.requests.append((len(ids), seed))
+            tokens, _ = super().draw(ids, seed, most, stop)
+            return tokens[:2], True
 
     stub = Hasty.of(Text(POLICY))
-    stub.asked = []
+    stub.requests = []
     async with stubs(stub) as servers:
-        stub.asked.clear()
+        stub.requests.clear()
         (step,) = await servers.engine.expand("oak", [branch(6)], Sampling(stop=()))
     assert len(step.tokens) in range(1, 7)
-    assert [ids for ids, _ in stub.asked] == [
-        len(PROMPT) + drawn for drawn in range(0, len(step.tokens), 2)
+    assert [ids for ids, _ in stub.requests] == [
+        len(PROMPT) + count for count in range(0, len(step.tokens), 2)
     ]
-    assert len({seed for _, seed in stub.asked}) == len(stub.asked)
+    assert len({seed for _, seed in stub.requests}) == len(stub.requests)
 
 
 async def test_a_search_costs_what_it_asked_for() -> None:
-    """Drawn tokens are counted once; what died is held no longer."""
+    """Costs count drawn tokens once and each prompt read; a released tree costs nothing more."""
     async with stubs() as servers:
         engine = servers.engine
         steps = await engine.expand("oak", [branch(node=1), branch(seed=6, node=2)], Sampling())
@@ -122,30 +122,30 @@ async def test_a_search_costs_what_it_asked_for() -> None:
 
 
 async def test_rewards_without_a_reward_model_are_the_policys_likelihood() -> None:
-    """Of steps drawn here it is known; of others it is read."""
+    """The likelihood of steps drawn here is known; that of others is read from the server."""
     async with stubs(reward_format="none") as servers:
         engine = servers.engine
         (step,) = await engine.expand("oak", [branch()], Sampling())
-        drawn = Trajectory(1, (step.tokens,), (step.text,))
-        assert await engine.score("oak", PROMPT, QUESTION, [drawn]) == [
+        trajectory = Trajectory(1, (step.tokens,), (step.text,))
+        assert await engine.score("oak", PROMPT, QUESTION, [trajectory]) == [
             pytest.approx(math.exp(LOGPROB))
         ]
-        (told,) = await engine.score("elm", PROMPT, QUESTION, [drawn])
-        assert 0 < told < math.exp(-1)
+        (reward,) = await engine.score("elm", PROMPT, QUESTION, [trajectory])
+        assert 0 < reward < math.exp(-1)
 
 
 async def test_ids_may_come_as_names_of_tokens() -> None:
-    """As vLLM has long told them."""
+    """Token ids may be given as vLLM's "token_id:N" names."""
     stub = CompletionsStub.of(Text(POLICY))
     stub.without = ("token_ids",)
     async with stubs(stub) as servers:
-        named = await servers.grown("oak")
+        named = await servers.grow("oak")
     async with stubs() as servers:
-        assert named.digest == (await servers.grown("oak")).digest
+        assert named.digest == (await servers.grow("oak")).digest
 
 
 async def test_a_server_without_seeds_says_so() -> None:
-    """Its trees are drawn anew each time."""
+    """A server that ignores seeds makes the engine not reproducible."""
     stub = CompletionsStub.of(Text(POLICY))
     stub.seeds = False
     async with stubs(stub) as servers:
@@ -162,7 +162,7 @@ async def test_a_server_without_seeds_says_so() -> None:
 async def test_a_model_that_is_not_there(
     models: tuple[str, ...], name: str | None, message: str
 ) -> None:
-    """Both sides are named."""
+    """The error names the served models and the requested one."""
     stub = CompletionsStub.of(Text(POLICY))
     stub.models = models
     with pytest.raises(ValueError, match=message):
@@ -171,7 +171,7 @@ async def test_a_model_that_is_not_there(
 
 
 async def test_another_tokenizer_is_noticed() -> None:
-    """Its ids stand for other words here."""
+    """A server whose ids spell other texts than the policy's tokenizer is refused."""
     text = Text(POLICY)
     words = CompletionsStub.of(text)
     strange = CompletionsStub(
@@ -183,14 +183,14 @@ async def test_another_tokenizer_is_noticed() -> None:
 
 
 async def test_no_server_at_all() -> None:
-    """It is waited for, and then missed by name."""
+    """After ``start_seconds`` without an answer EngineDown names the server."""
     options = OpenaiOptions(policy=ServedModel(POLICY, ("http://127.0.0.1:9",)), start_seconds=0.2)
     with pytest.raises(EngineDown, match=r"no policy server: http://127.0.0.1:9"):
         await OpenaiEngine.start(options)
 
 
 async def test_what_does_not_fit_is_refused() -> None:
-    """Before a server is asked."""
+    """Overlong prefixes and empty steps are refused before a server is asked."""
     async with stubs() as servers:
         with pytest.raises(PrefixTooLong, match="context of 1024"):
             await servers.engine.expand("oak", [branch(2000)], Sampling())
@@ -201,15 +201,15 @@ async def test_what_does_not_fit_is_refused() -> None:
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("who", ["policy", "reward"])
 async def test_a_search_outlives_its_only_server(who: str) -> None:
-    """Killed again and again: the tree is the undisturbed one."""
+    """A search whose server is killed repeatedly ends with the undisturbed tree."""
     async with stubs() as servers:
-        undisturbed = await servers.grown("calm")
-        victim, growing = servers.victim(who), asyncio.create_task(servers.grown("oak"))
+        undisturbed = await servers.grow("calm")
+        victim, growing = servers.victim(who), asyncio.create_task(servers.grow("oak"))
         fleets = servers.engine._policy, servers.engine._rewards
         kills = 0
-        while kills < 3 or sum(fleet.sent_again for fleet in fleets) == 0:  # one amid a request
-            seen = victim.asked
-            while victim.asked == seen:
+        while kills < 3 or sum(fleet.sent_again for fleet in fleets) == 0:  # one during a request
+            before = victim.asked
+            while victim.asked == before:
                 assert not growing.done()
                 await asyncio.sleep(0.001)
             await victim.kill()
@@ -225,18 +225,18 @@ async def test_a_search_outlives_its_only_server(who: str) -> None:
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("who", ["policy", "reward"])
 async def test_a_deadline_is_kept_though_a_server_stands_still(who: str) -> None:
-    """And nothing of the search stays."""
+    """The search ends by its deadline and leaves nothing in the engine."""
     async with stubs(stall_seconds=60) as servers:
         victim = servers.victim(who)
         victim.still = True
-        outcome = await servers.grown("oak", deadline=0.3)
+        outcome = await servers.grow("oak", deadline=0.3)
         assert outcome.stop_reason is StopReason.DEADLINE
         assert not servers.engine._searches
         victim.still = False
 
 
 async def test_an_aborted_tree_fails_its_calls() -> None:
-    """And no other's."""
+    """An abort fails the calls of its tree and of no other."""
     async with stubs() as servers:
         servers.policy.still = True
         waiting = asyncio.create_task(servers.engine.expand("oak", [branch()], Sampling()))
@@ -252,7 +252,7 @@ async def test_an_aborted_tree_fails_its_calls() -> None:
 
 @pytest.mark.parametrize(("status", "up"), [(200, True), (429, True), (503, False)])
 async def test_who_says_too_many_of_its_health_is_there(status: int, *, up: bool) -> None:
-    """A front end that limits rates has not lost its servers."""
+    """A health check with status 429 counts as up: the front end only limits rates."""
 
     async def fine(server: CompletionServer) -> None:
         del server
@@ -265,7 +265,7 @@ async def test_who_says_too_many_of_its_health_is_there(status: int, *, up: bool
 
 
 async def test_a_full_server_is_asked_again_when_it_says() -> None:
-    """After its ``Retry-After``, which an answer's time limit bounds; without one after a while."""
+    """Retries wait for ``Retry-After``, at most the answer's time limit; 0.2 s if it is invalid."""
     waits: list[float] = []
 
     class Full(CompletionServer):

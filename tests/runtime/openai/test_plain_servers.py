@@ -1,4 +1,4 @@
-"""Servers that tell less than vLLM: text alone, no seeds, no log-probabilities, fewer fields."""
+"""Servers that return less than vLLM: text alone, no seeds, no log-probabilities."""
 
 from __future__ import annotations
 
@@ -28,37 +28,37 @@ ALONE = ("token_ids", "logprobs")
 
 
 class GoesOn(CompletionsStub):
-    """Draws delimiters whether or not they stop it, as models do."""
+    """Draws delimiters even if they do not stop it, as models do."""
 
     def draw(
         self, ids: Sequence[int], seed: int, most: int, stop: Sequence[str]
     ) -> tuple[list[int], bool]:
-        drawn: list[int] = []
-        while len(drawn) < most:
-            before = [*ids, *drawn]
-            more, stopped = super().draw(before, seed, most - len(drawn), ("\n\n", *stop))
-            drawn += more
-            said = b"".join(self._pieces[token] for token in more).decode()
-            if stopped and (drawn[-1] == self._end or said.endswith(tuple(stop))):
-                return drawn, True
-        return drawn, False
+        tokens: list[int] = []
+        while len(tokens) < most:
+            before = [*ids, *tokens]
+            more, stopped = super().draw(before, seed, most - len(tokens), ("\n\n", *stop))
+            tokens += more
+            text = b"".join(self._pieces[token] for token in more).decode()
+            if stopped and (tokens[-1] == self._end or text.endswith(tuple(stop))):
+                return tokens, True
+        return tokens, False
 
 
-def told(stub: CompletionsStub, **facts: Any) -> CompletionsStub:
+def stub_with(stub: CompletionsStub, **facts: Any) -> CompletionsStub:
     for name, value in facts.items():
         setattr(stub, name, value)
     return stub
 
 
 async def test_text_alone_is_tokenised_once_and_counted(caplog: pytest.LogCaptureFixture) -> None:
-    """Ids are the tokenizer's from then on; the warning comes once, the counter has every step."""
-    stub = told(CompletionsStub.of(TEXT), without=ALONE)
+    """Steps get the tokenizer's ids; there is one warning, and every such step is counted."""
+    stub = stub_with(CompletionsStub.of(TEXT), without=ALONE)
     with caplog.at_level(logging.WARNING):
         async with stubs(stub) as servers:
             able = servers.engine.capabilities
             assert (able.step_logprobs, able.scores, able.reproducible) == (False, True, "seeded")
-            outcome = await servers.grown("oak")
-            again = await servers.grown("elm")
+            outcome = await servers.grow("oak")
+            again = await servers.grow("elm")
             counted = (await servers.engine.usage()).totals.retokenized_steps
     nodes = outcome.tree.nodes[1:]
     assert outcome.digest == again.digest
@@ -73,8 +73,8 @@ async def test_text_alone_is_tokenised_once_and_counted(caplog: pytest.LogCaptur
 
 @pytest.mark.parametrize("trims", [False, True])
 async def test_where_a_step_ends_does_not_depend_on_what_is_cut_off(*, trims: bool) -> None:
-    """A server that does not tell what stopped it draws on; the step is cut here, the rest paid."""
-    stub = told(GoesOn.of(TEXT), without=ALONE, trims=trims)
+    """Steps end at the stop string either way; if the server trims it, extra tokens are drawn."""
+    stub = stub_with(GoesOn.of(TEXT), without=ALONE, trims=trims)
     async with stubs(stub) as servers:
         sampling = Sampling(stop=("\n\n",), max_step_tokens=60)
         steps = await servers.engine.expand(
@@ -86,18 +86,18 @@ async def test_where_a_step_ends_does_not_depend_on_what_is_cut_off(*, trims: bo
         assert step.text.endswith("\n\n") == (step.finish is Finish.STEP)
         assert "\n\n" not in step.text[:-2]
         assert len(step.tokens) <= 60
-    kept = sum(len(step.tokens) for step in steps)
+    step_tokens = sum(len(step.tokens) for step in steps)
     assert costs.retokenized_steps == len(steps)
-    assert (costs.decoded_tokens > kept) == trims
+    assert (costs.decoded_tokens > step_tokens) == trims
 
 
 async def test_without_log_probabilities_a_reward_model_still_judges() -> None:
-    """Ids come back; what needs the policy's likelihood has no rewards and says so."""
-    stub = told(CompletionsStub.of(TEXT), without=("logprobs",))
+    """Without log-probabilities the policy's likelihood gives no rewards, a reward model does."""
+    stub = stub_with(CompletionsStub.of(TEXT), without=("logprobs",))
     async with stubs(stub) as servers:
         able = servers.engine.capabilities
         assert (able.step_logprobs, able.scores, able.likelihood) == (False, True, False)
-        outcome = await servers.grown("oak")
+        outcome = await servers.grow("oak")
         assert outcome.answer is not None
         assert outcome.stats.engine.retokenized_steps == 0
     async with stubs(stub, reward_format="none") as servers:
@@ -105,15 +105,15 @@ async def test_without_log_probabilities_a_reward_model_still_judges() -> None:
         assert (able.step_logprobs, able.scores, able.likelihood) == (False, False, True)
         (step,) = await servers.engine.expand("oak", [branch()], Sampling())
         assert step.logprob is None
-        drawn = Trajectory(1, (step.tokens,), (step.text,))
+        trajectory = Trajectory(1, (step.tokens,), (step.text,))
         stub.without = (*stub.without, "prompt_logprobs")
         with pytest.raises(EngineError, match="tells no log-probabilities of a prompt"):
-            await servers.engine.score("oak", PROMPT, QUESTION, [drawn])
+            await servers.engine.score("oak", PROMPT, QUESTION, [trajectory])
 
 
 async def test_text_alone_without_seeds_says_both() -> None:
-    """By its texts, which differ under one seed."""
-    stub = told(CompletionsStub.of(TEXT), without=ALONE, seeds=False)
+    """A server without ids and seeds is found not reproducible: one seed gives two texts."""
+    stub = stub_with(CompletionsStub.of(TEXT), without=ALONE, seeds=False)
     async with stubs(stub) as servers:
         assert servers.engine.capabilities.reproducible == "no"
 
@@ -133,12 +133,12 @@ async def test_text_alone_without_seeds_says_both() -> None:
     ],
 )
 def test_the_ids_of_a_text(choice: dict[str, Any], ids: list[int]) -> None:
-    """With the end token where nothing else can have stopped it, once."""
+    """The end token is added, once, where nothing else can have stopped the text."""
     assert ids_of_text(choice, ("\n\n",), TEXT) == ids
 
 
-def asked_of(answer: Any) -> tuple[CompletionServer, list[dict[str, Any]]]:
-    """A server whose answers are made here, and the bodies that it gets."""
+def server_answering(answer: Any) -> tuple[CompletionServer, list[dict[str, Any]]]:
+    """A server that responds by ``answer``, and the list of request bodies it gets."""
 
     async def fine(server: CompletionServer) -> None:
         del server
@@ -151,24 +151,24 @@ def asked_of(answer: Any) -> tuple[CompletionServer, list[dict[str, Any]]]:
 
     server = CompletionServer("http://x", ServerTimes(), "m", {}, fine, setting="policy_name")
     server._client._transport = httpx.MockTransport(respond)
-    server.up = False  # it has not been met
+    server.up = False  # as before the first contact
     return server, bodies
 
 
-def said(text: str) -> httpx.Response:
+def completion(text: str) -> httpx.Response:
     choice = {"text": text, "finish_reason": "length"}
     return httpx.Response(200, json={"choices": [choice]})
 
 
 async def test_a_server_that_refuses_what_is_not_openais() -> None:
-    """It is asked again in plain words, and only in these from then on."""
+    """After a 400 for extra fields only plain OpenAI requests are sent."""
 
     def answer(body: dict[str, Any]) -> httpx.Response:
         if EXTRAS.keys() & body.keys():
             return httpx.Response(400, json={"error": {"message": "unknown field"}})
-        return said("seven" if body["seed"] < 4 else "eight")
+        return completion("seven" if body["seed"] < 4 else "eight")
 
-    server, bodies = asked_of(answer)
+    server, bodies = server_answering(answer)
     dialect = await dialect_of(server, TEXT)
     assert (dialect.extras, dialect.ids, dialect.logprobs) == (False, False, False)
     assert (dialect.seeds, dialect.stops, dialect.cached) == (True, True, False)
@@ -181,32 +181,32 @@ async def test_a_server_that_refuses_what_is_not_openais() -> None:
     ("response", "message"),
     [
         (httpx.Response(400, json={"error": {"message": "prompt must be text"}}), "must be text"),
-        (said(""), "tell neither token ids nor text"),
+        (completion(""), "tell neither token ids nor text"),
     ],
 )
 async def test_a_server_that_cannot_serve_trees(response: httpx.Response, message: str) -> None:
-    """Token ids are no prompt to it, or nothing comes back: refused by name."""
-    server, _ = asked_of(lambda _: response)
+    """A server that takes no token ids, or returns neither ids nor text, is refused by name."""
+    server, _ = server_answering(lambda _: response)
     with pytest.raises(WrongServer, match=f"http://x.*{message}"):
         await dialect_of(server, TEXT)
     await server.close()
 
 
 async def test_older_searches_go_first_on_vllm_alone() -> None:
-    """By ``priority``, where lower is earlier; servers that read it otherwise do not get it."""
+    """Only vLLM gets ``priority``, where lower is earlier; other servers read it otherwise."""
     bodies: list[dict[str, Any]] = []
 
-    class Heard(CompletionsStub):
-        def _completed(self, asked: dict[str, Any]) -> dict[str, Any]:
-            bodies.append(asked)
-            return super()._completed(asked)
+    class Recording(CompletionsStub):
+        def _completed(self, body: dict[str, Any]) -> dict[str, Any]:
+            bodies.append(body)
+            return super()._completed(body)
 
-    async with stubs(Heard.of(TEXT)) as servers:
+    async with stubs(Recording.of(TEXT)) as servers:
         (replica,) = servers.engine._policy.replicas
         for vllm in (False, True):
             replica.vllm = vllm
             bodies.clear()
             for tree in ("oak", "elm"):
                 await servers.engine.expand(f"{vllm}-{tree}", [branch()], Sampling())
-            got = [body.get("priority") for body in bodies]
-            assert got == ([2, 3] if vllm else [None, None])
+            priorities = [body.get("priority") for body in bodies]
+            assert priorities == ([2, 3] if vllm else [None, None])

@@ -1,4 +1,4 @@
-"""What reward servers are asked, and what becomes of their answers."""
+"""Requests to reward servers, and the rewards read from their answers."""
 
 from __future__ import annotations
 
@@ -28,42 +28,42 @@ SKYWORK = REWARD_FORMATS["skywork"]
 
 
 def verdicts() -> VerdictLogprobs:
-    made = reward_request(FORM, TEXT, Text(SPRIG_FOLDER / "policy"))
-    assert isinstance(made, VerdictLogprobs)
-    return made
+    request = reward_request(FORM, TEXT, Text(SPRIG_FOLDER / "policy"))
+    assert isinstance(request, VerdictLogprobs)
+    return request
 
 
-def choice(index: int, told: dict[str, float]) -> dict[str, object]:
-    return {"index": index, "logprobs": {"top_logprobs": [told]}}
+def choice(index: int, logprobs: dict[str, float]) -> dict[str, object]:
+    return {"index": index, "logprobs": {"top_logprobs": [logprobs]}}
 
 
 def test_a_round_is_one_request() -> None:
-    """All paths as token ids; both verdicts' log-probabilities are asked for by id, and both are
-    made likelier alike."""
-    asked = verdicts()
-    body = asked.body([(1, 2), (1, 3)])
+    """All paths go as token ids; both verdicts' log-probabilities are requested by id, and both
+    verdicts get the same logit bias."""
+    query = verdicts()
+    body = query.body([(1, 2), (1, 3)])
     assert body["prompt"] == [[1, 2], [1, 3]]
-    assert body["logprob_token_ids"] == [asked.softmax.good, asked.softmax.bad]
-    assert set(map(int, body["logit_bias"])) == {asked.softmax.good, asked.softmax.bad}
+    assert body["logprob_token_ids"] == [query.softmax.good, query.softmax.bad]
+    assert set(map(int, body["logit_bias"])) == {query.softmax.good, query.softmax.bad}
     assert len(set(body["logit_bias"].values())) == 1
     assert (body["max_tokens"], body["temperature"]) == (1, 0)
 
 
 def test_verdicts_are_read_by_id_or_by_name() -> None:
-    """P(good) = .75 against .25, whichever order the choices come in, and whatever is likelier."""
-    asked = verdicts()
+    """P(good) is .75 against .25 for choices in any order, and beside likelier other tokens."""
+    query = verdicts()
     good, bad = math.log(0.3), math.log(0.1)
-    by_id = {f"token_id:{asked.softmax.good}": good, f"token_id:{asked.softmax.bad}": bad, "x": 0.6}
+    by_id = {f"token_id:{query.softmax.good}": good, f"token_id:{query.softmax.bad}": bad, "x": 0.6}
     by_name = {"+": bad, "-": good}
     answer = {"choices": [choice(1, by_name), choice(0, by_id)]}
-    assert asked.rewards(answer) == pytest.approx([0.75, 0.25])
+    assert query.rewards(answer) == pytest.approx([0.75, 0.25])
 
 
 def test_a_verdict_that_is_not_told() -> None:
-    """It is not guessed."""
-    asked = verdicts()
-    with pytest.raises(EngineError, match=f"no log-probability of verdict {asked.softmax.bad}"):
-        asked.rewards({"choices": [choice(0, {f"token_id:{asked.softmax.good}": -1.0})]})
+    """A missing verdict's log-probability is an error rather than a guess."""
+    query = verdicts()
+    with pytest.raises(EngineError, match=f"no log-probability of verdict {query.softmax.bad}"):
+        query.rewards({"choices": [choice(0, {f"token_id:{query.softmax.good}": -1.0})]})
 
 
 def pooled(*items: object) -> dict[str, object]:
@@ -71,7 +71,7 @@ def pooled(*items: object) -> dict[str, object]:
 
 
 def test_the_last_row_of_a_path_is_its_reward() -> None:
-    """A row a step tag; two outputs are classes, one is a value."""
+    """Pooled outputs have a row for each step tag; two outputs are classes, one is a value."""
     classes = PooledOutputs(verdicts().paths, QWEN)
     answer = pooled([[5.0, 0.0], [0.0, math.log(3)]], [[0.0, 0.0]])
     assert classes.rewards(answer) == pytest.approx([0.75, 0.5])
@@ -88,27 +88,27 @@ def test_the_last_row_of_a_path_is_its_reward() -> None:
     ],
 )
 def test_another_head_is_noticed(form: object, data: list[object], message: str) -> None:
-    """At the trial of a start, as at any path."""
-    asked = PooledOutputs(verdicts().paths, form)  # pyright: ignore[reportArgumentType]
+    """Outputs that do not fit the format's head are an error."""
+    query = PooledOutputs(verdicts().paths, form)  # pyright: ignore[reportArgumentType]
     with pytest.raises(EngineError, match=message):
-        asked.rewards(pooled(data))
+        query.rewards(pooled(data))
 
 
 def test_a_format_that_no_server_gives() -> None:
-    """The mean over the vocabulary's logits is in no answer."""
+    """No server's answer has the mean over the vocabulary's logits."""
     with pytest.raises(RewardMissing, match="reads 'mean'"):
         reward_request(REWARD_FORMATS["llemma"], TEXT, TEXT)
 
 
 def test_the_trial_ends_with_the_tag() -> None:
-    """So that a pooler that reads tags has one to read."""
-    asked = verdicts()
-    assert trial_path(asked)[-1] == TEXT.token("ки")
-    assert isinstance(asked.softmax, Softmax)
+    """The start-up trial's path ends with the tag, so a pooler that reads tags finds one."""
+    query = verdicts()
+    assert trial_path(query)[-1] == TEXT.token("ки")
+    assert isinstance(query.softmax, Softmax)
 
 
 def test_what_answers_may_lack() -> None:
-    """It is None, and nothing is made up."""
+    """Fields missing from an answer give None or an empty list, never made-up values."""
     assert token_ids({"text": "a"}) is None
     assert token_ids({"logprobs": {"tokens": ["a"]}}) is None
     assert token_ids({"logprobs": {"tokens": ["token_id:7"]}}) == [7]
@@ -134,6 +134,6 @@ python_gc 3.0
 
 
 def test_vllms_load() -> None:
-    """Requests over its engines; the share of its KV in tokens."""
+    """Requests are summed over vLLM's engines; the share of used KV is converted to tokens."""
     assert parse_metrics(METRICS, 1000) == ServerMetrics(held=250, running=3, waiting=4)
     assert parse_metrics("", 0) == ServerMetrics()

@@ -1,4 +1,4 @@
-"""Rewards by another Hedgerow's ``/v1/score``: its own rewards, whatever gives them there."""
+"""Rewards by another Hedgerow's ``/v1/score``, whatever engine computes them there."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def path(node: int, *texts: str) -> Trajectory:
 
 @asynccontextmanager
 async def judged(judge_engine: ScriptedEngine, **more: Any) -> AsyncIterator[OpenaiEngine]:
-    """An engine whose rewards a server over ``judge_engine`` gives."""
+    """An engine that gets its rewards from a Hedgerow server over ``judge_engine``."""
     policy = MortalStub(CompletionsStub.of(Text(POLICY)))
     await policy.start()
     app = create_app(create_service(Settings(**more), judge_engine, PlainText()))
@@ -55,7 +55,7 @@ async def judged(judge_engine: ScriptedEngine, **more: Any) -> AsyncIterator[Ope
 
 
 async def test_the_last_steps_reward_is_the_paths() -> None:
-    """A round is one request; paths that are alike are sent once, an end without words not."""
+    """A path's reward is its last step's; equal paths are sent once, empty steps are left out."""
     scripted = ScriptedEngine()
     async with judged(scripted) as engine:
         scripted.scored.clear()
@@ -63,7 +63,7 @@ async def test_the_last_steps_reward_is_the_paths() -> None:
         rewards = await engine.score("oak", PROMPT, QUESTION, paths)
         first, whole = (round_reward(judge(STEPS[:n])) for n in (1, 3))
         assert rewards == [first, whole, first, whole]
-        assert len(scripted.scored) == 3  # a call a level
+        assert len(scripted.scored) == 3  # one call for each level
         assert [t.texts for t in scripted.scored[0]] == [STEPS[:1]]
         assert (await engine.release("oak")).prm_tokens > 0
         assert engine.capabilities.seeded
@@ -81,20 +81,20 @@ async def test_the_last_steps_reward_is_the_paths() -> None:
 async def test_what_is_promised_there_is_promised_here(
     able: dict[str, bool], says: dict[str, bool]
 ) -> None:
-    """Whether steps have rewards at all, and whether equal steps have equal ones."""
+    """The engine adopts ``outcome`` and ``seeded`` from the scoring server."""
 
-    class Other(ScriptedEngine):
+    class OtherEngine(ScriptedEngine):
         @property
         def capabilities(self) -> Capabilities:
             return replace(super().capabilities, **able)
 
-    async with judged(Other()) as engine:
-        found = engine.capabilities
-        assert {"outcome": found.outcome, "seeded": found.seeded} == says
+    async with judged(OtherEngine()) as engine:
+        capabilities = engine.capabilities
+        assert {"outcome": capabilities.outcome, "seeded": capabilities.seeded} == says
 
 
 async def test_a_server_without_rewards_is_refused() -> None:
-    """At the start, in its own words."""
+    """Start-up fails with the server's own message."""
 
     class Bare(ScriptedEngine):
         @property
@@ -107,7 +107,7 @@ async def test_a_server_without_rewards_is_refused() -> None:
 
 
 def test_no_other_engine_asks_another_hedgerow() -> None:
-    """Refused by name; here a server is needed."""
+    """Other engines refuse the format "score" by name; the openai engine needs a server for it."""
     with pytest.raises(ValueError, match="'score': asks another Hedgerow"):
         format_read_here("score")
     with pytest.raises(ValueError, match="reward_urls: none; reward_format 'score' needs a server"):
@@ -115,8 +115,8 @@ def test_no_other_engine_asks_another_hedgerow() -> None:
 
 
 async def test_the_settings_name_it() -> None:
-    """No reward model is named beside it; the embedded engine refuses it at start."""
-    asked = {"HEDGEROW_REWARD_FORMAT": "score"}
+    """The embedded engine refuses the setting at start."""
+    environment = {"HEDGEROW_REWARD_FORMAT": "score"}
     with pytest.raises(ValueError, match="asks another Hedgerow"):
-        async with running(load_settings(asked)):
+        async with running(load_settings(environment)):
             pass

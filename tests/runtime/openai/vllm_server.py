@@ -11,7 +11,7 @@ from loadtest.on_vllm import VllmServer
 
 @contextmanager
 def serving(model: Path, log: Path, options: Sequence[str] = ()) -> Iterator[str]:
-    """The server's URL, once it is ready; its group of processes ends with the block."""
+    """Yield the server's URL once it is ready; its process group ends with the block."""
     with log.open("w+b") as out:
         server = VllmServer(model, options, log=out)
         server.start()

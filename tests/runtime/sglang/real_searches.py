@@ -1,4 +1,4 @@
-"""Searches on real SGLang servers of the bundled models, and how an engine is put on these."""
+"""Searches and engine options for real SGLang servers of the bundled models."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ SECONDS = 60.0
 
 
 def prompt_of(question: str) -> tuple[int, ...]:
-    """A question's token ids."""
+    """The token ids of a question's chat prompt."""
     return tuple(TEXT.encode_chat([{"role": "user", "content": question}]))
 
 
 def options(
     policies: list[LaunchedServer], rewards: list[LaunchedServer], **changes: object
 ) -> SglangOptions:
-    """An engine on these servers, patient with those that share its cores."""
-    made = SglangOptions(
+    """Engine options for these servers, with long time limits since all share the CPU."""
+    defaults = SglangOptions(
         policy=POLICY,
         policy_urls=tuple(server.url for server in policies),
         prm=PRM if rewards else None,
@@ -39,15 +39,15 @@ def options(
         connect_seconds=SECONDS,
         probe_seconds=SECONDS,
     )
-    return replace(made, **changes)  # type: ignore[arg-type]
+    return replace(defaults, **changes)  # type: ignore[arg-type]
 
 
-async def grown(engine: Engine, question: str, tree: str = "", **spec: object) -> Outcome:
-    """A search of its own."""
-    wanted = SearchSpec.model_validate({"policy": "rebase", "width": 4, "seed": 3} | spec)
+async def grow(engine: Engine, question: str, tree: str = "", **spec: object) -> Outcome:
+    """Run one search; ``spec``: fields of the SearchSpec."""
+    search_spec = SearchSpec.model_validate({"policy": "rebase", "width": 4, "seed": 3} | spec)
     return await search(
         Problem(prompt_of(question), question, "\n\n"),
-        wanted,
+        search_spec,
         engine,
         tree_id=tree or f"{question}/{spec}",
         answer_of=lambda text: text.rpartition("answer is ")[2].strip(". \n") or None,

@@ -16,12 +16,12 @@ from server.assemble import RunningModel, running
 from server.settings import load_settings
 
 ON_SERVERS = [pytest.mark.slow, pytest.mark.sglang, pytest.mark.timeout(1800)]
-"""Marks of what real servers take their time for."""
+"""Marks of tests on real servers, which are slow."""
 ROOT = Path(__file__).parents[3]
 PYTHON = ROOT / ".venv-sglang" / "bin" / "python"
 KV_TOKENS = 20_000
 MEMORY = 0.5
-"""SGLang counts what others take of this machine meanwhile as its own; KV_TOKENS bounds the KV."""
+"""SGLang counts other processes' memory as its own, so this is large; KV_TOKENS bounds the KV."""
 START_SECONDS = 1200.0
 LAUNCH = {
     "HEDGEROW_ENGINE": "sglang",
@@ -38,7 +38,7 @@ LAUNCH = {
 
 
 def stock() -> LaunchOptions:
-    """A policy's server as SGLang makes it. Refused where SGLang's environment is not made."""
+    """Options of a plain policy server. Raises ValueError without SGLang's environment."""
     return LaunchOptions(
         model=SPRIG_FOLDER / "policy",
         python=PYTHON,
@@ -50,8 +50,8 @@ def stock() -> LaunchOptions:
 
 
 class SharedServers:
-    """Servers by name. ``policy`` and ``reward`` are those that ``--launch`` starts, the first with
-    our plug-in at work; ``stock`` is a policy as SGLang makes it.
+    """Servers by name. ``policy`` and ``reward`` are those that ``--launch`` starts, the first one
+    with our plug-in; ``stock`` is a policy server without it.
     """
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class SharedServers:
         self._stock = LaunchedServer(stock())
 
     async def launched(self) -> RunningModel:
-        """What ``--launch`` has made: the engine and its servers."""
+        """The model that ``--launch`` runs: engine and servers, started on first use."""
         if self._parts is None:
             self._parts = await self._ends.enter_async_context(running(load_settings(LAUNCH)))
         return self._parts
@@ -71,35 +71,37 @@ class SharedServers:
         return [server for server in parts.restartable if isinstance(server, LaunchedServer)]
 
     async def have(self, *names: str) -> list[LaunchedServer]:
-        """These servers, ready; the others end, to make room."""
+        """These servers, started and ready; the others are stopped to make room."""
         policy, reward = await self.supervised()
         by_name = {"policy": policy, "reward": reward, "stock": self._stock}
         for name in set(by_name) - set(names):
             await asyncio.to_thread(by_name[name].stop)
-        wanted = [by_name[name] for name in names]
-        for server in wanted:
+        servers = [by_name[name] for name in names]
+        for server in servers:
             if server.process is None or server.ended is not None:
                 await asyncio.to_thread(server.stop)
                 server.start()
-        await asyncio.gather(*(server.ready(START_SECONDS) for server in wanted))
-        return wanted
+        await asyncio.gather(*(server.ready(START_SECONDS) for server in servers))
+        return servers
 
     async def rest(self) -> None:
-        """End what runs, to make room for others' servers; ``have`` starts it again."""
+        """Stop all servers to make room for a test's own; ``have`` starts them again."""
         launched = [] if self._parts is None else await self.supervised()
-        await asyncio.gather(*(asyncio.to_thread(one.stop) for one in (*launched, self._stock)))
+        await asyncio.gather(
+            *(asyncio.to_thread(server.stop) for server in (*launched, self._stock))
+        )
 
     async def close(self) -> list[str]:
-        """End all; of the launched ones, those that still answer."""
+        """Stop all servers; returns the URLs of launched ones that still answer."""
         await asyncio.to_thread(self._stock.stop)
         if self._parts is None:
             return []
         servers = await self.supervised()
         await self._ends.aclose()
-        left = []
+        answering = []
         async with httpx.AsyncClient(timeout=60.0, trust_env=False) as client:
             for server in servers:
                 with contextlib.suppress(httpx.ConnectError):
                     await client.get(f"{server.url}/health")
-                    left.append(server.url)
-        return left
+                    answering.append(server.url)
+        return answering

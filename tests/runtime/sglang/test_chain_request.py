@@ -1,4 +1,4 @@
-"""A chain's request, and the steps that its answer is cut into."""
+"""The request for a chain of steps, and how its answer is cut into steps."""
 
 from __future__ import annotations
 
@@ -40,35 +40,35 @@ SAMPLING = Sampling(max_step_tokens=3)
 
 
 def chain(steps: int = 4, room: int = 20) -> StepRequest:
-    """A root's child, and what follows it."""
+    """A root's child and up to ``steps`` steps after it, with ``room`` tokens in all."""
     ahead = Ahead(seed=7, path=(2,), children=1, room=room, steps=steps)
     branch = Branch(0, 2, (9, 9), step_seed(7, (2,)), min(3, room), 5, ahead)
     return StepRequest(branch, SAMPLING, StopStringTables(PIECES).of(("\n\n",)), frozenset({END}))
 
 
 def answer(*tokens: int) -> dict:
-    """As ``/generate`` gives it."""
-    drawn = [[-1.0, token, None] for token in tokens]
+    """An answer of ``/generate`` with these tokens."""
+    logprobs = [[-1.0, token, None] for token in tokens]
     return {
         "meta_info": {
             "prompt_tokens": 2,
-            "output_token_logprobs": drawn,
-            "output_top_logprobs": [[one] for one in drawn],
+            "output_token_logprobs": logprobs,
+            "output_top_logprobs": [[entry] for entry in logprobs],
         }
     }
 
 
 def test_what_is_asked_for() -> None:
-    """As much as has room, by the seeds of the steps to come; the first of a list says how they
-    end, SGLang ends none."""
+    """A chain asks for all tokens it has room for, with the seeds of its steps; the first body of a
+    list carries the step ends, and SGLang gets no stop strings."""
     ends = StepEnds.of(PIECES, [b"\n\n"])
     note = {"custom_params": {"hedgerow": "{}"}}
     body = chain_body(chain(2), note, ends, most=99, first=True)
     params = body["sampling_params"]
     assert (params["max_new_tokens"], params["stop"], params["stop_token_ids"]) == (20, [], [END])
-    asked = json.loads(params["custom_params"][CHAIN])
+    chain_param = json.loads(params["custom_params"][CHAIN])
     seeds = [sampling_seed(step_seed(7, path)) for path in ((2,), (2, 0), (2, 0, 0))]
-    assert (asked["seeds"], asked["most"], asked["ends"]) == (seeds, 3, ends.name)
+    assert (chain_param["seeds"], chain_param["most"], chain_param["ends"]) == (seeds, 3, ends.name)
     assert {"hedgerow", ENDS} <= params["custom_params"].keys()
     for most, limit in ((7, 7), (1, 3), (99, 20)):
         params = chain_body(chain(), {}, ends, most=most, first=False)["sampling_params"]
@@ -77,7 +77,7 @@ def test_what_is_asked_for() -> None:
 
 
 def test_an_answer_is_cut_into_steps() -> None:
-    """By stop, by length, by the model's end; each is what its round asks for."""
+    """Steps end by stop string, length or end token, and match what their rounds ask for."""
     first = chain()
     later = take_chain(first, answer(0, 3, 0, 1, 0, 1, END))
     assert (first.tokens, first.finish, first.logprob) == ([0, 3], Finish.STEP, -2.0)
@@ -86,26 +86,26 @@ def test_an_answer_is_cut_into_steps() -> None:
         ([1, END], Finish.END),
     ]
     assert all(step.acknowledged for step in later)
-    asked = Branch(5, 0, (9, 9, 0, 3), step_seed(7, (2, 0)), 3, 6)
-    assert later[0].branch.draws_as(asked)
+    branch = Branch(5, 0, (9, 9, 0, 3), step_seed(7, (2, 0)), 3, 6)
+    assert later[0].branch.draws_as(branch)
     assert later[1].key == ((9, 9, 0, 3, 0, 1, 0), step_seed(7, (2, 0, 0)))
 
 
 def test_a_last_step_without_an_end_goes_on_later() -> None:
-    """Its round goes on from what is there."""
+    """An unfinished last step has no finish; its round goes on from its tokens."""
     (part,) = take_chain(chain(), answer(0, 3, 0))
     assert (part.tokens, part.finish) == ([0], None)
 
 
 def test_what_is_not_asked_for_is_dropped() -> None:
-    """What comes after the last step, or beyond the room."""
+    """Tokens after the last step or beyond the room are dropped."""
     assert len(take_chain(chain(steps=1), answer(0, 3, 1, 3, 1, 3))) == 1
     (short,) = take_chain(chain(room=4), answer(0, 3, 0, 0))
     assert (short.branch.limit, short.finish) == (2, Finish.LENGTH)
 
 
 def test_how_much_is_asked_for_at_once() -> None:
-    """Three times the average, 256 at least: one long chain holds the others back no more."""
+    """At most three times the average length, but at least 256 tokens, are requested at once."""
     lengths = ChainLengths()
     assert lengths.most == 256
     for tokens in (100, 100, 400):
@@ -114,23 +114,23 @@ def test_how_much_is_asked_for_at_once() -> None:
 
 
 def test_which_steps_are_chains() -> None:
-    """Those whose round says so, from their beginning."""
-    begun = chain()
-    begun.tokens.append(0)
-    alone = StepRequest(replace(begun.branch, ahead=None), SAMPLING, begun.stops, frozenset({END}))
-    assert [is_chain(one) for one in (chain(), chain(steps=0), begun, alone)] == [
+    """A request is a chain if its round has steps ahead and nothing of it is drawn yet."""
+    half = chain()
+    half.tokens.append(0)
+    alone = StepRequest(replace(half.branch, ahead=None), SAMPLING, half.stops, frozenset({END}))
+    assert [is_chain(request) for request in (chain(), chain(steps=0), half, alone)] == [
         *(True, False, False, False)
     ]
 
 
-def described(**said: int) -> dict[str, Any]:
-    """As ``/server_info`` of a server with our plug-in."""
+def described(**figures: int) -> dict[str, Any]:
+    """``/server_info`` of a server with our plug-in and these figures."""
     (state,) = INFO["internal_states"]
-    return INFO | {"internal_states": [state | {"hedgerow": {"seeds": 1} | said}]}
+    return INFO | {"internal_states": [state | {"hedgerow": {"seeds": 1} | figures}]}
 
 
 class Plugged(Stub):
-    """A server that says of itself whether it takes chains."""
+    """A server whose plug-in figures say whether it takes chains."""
 
     chains = 0
 
@@ -144,7 +144,7 @@ class Plugged(Stub):
 async def test_a_server_that_overlaps_gets_chains_round_by_round(
     policy: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is named at start, and each chain is counted once, of searches that have some."""
+    """A warning at start names the server, and each split chain is counted once."""
     server = MortalStub(Plugged.of(Text(POLICY)))
     await server.start()
     options = SglangOptions(policy=POLICY, policy_urls=(server.url,), reward_format="none")
@@ -163,12 +163,12 @@ async def test_a_server_that_overlaps_gets_chains_round_by_round(
         await server.kill()
     assert len(outcome.tree.nodes) > 2 * 6  # several rounds
     assert outcome.stats.engine.split_chains == (6 if policy == "self_consistency" else 0)
-    (said,) = [line for line in caplog.messages if "--disable-overlap-schedule" in line]
-    assert server.url in said
+    (message,) = [line for line in caplog.messages if "--disable-overlap-schedule" in line]
+    assert server.url in message
 
 
 def test_only_a_server_that_could_is_named(caplog: pytest.LogCaptureFixture) -> None:
-    """Not one that takes chains, nor one without our plug-in, which heeds no seed."""
+    """No warning for a server that takes chains, nor for one without our plug-in."""
     server = Replica("http://nowhere", ServerTimes(connect=1, answer=1, probe=1, stall=30))
     for info in (described(chains=1), dict(INFO)):
         server.learn(info)

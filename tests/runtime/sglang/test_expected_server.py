@@ -1,4 +1,4 @@
-"""What does not fit is said before anything is asked of a server, by what it says of itself."""
+"""Servers that do not fit are refused by their own description, before they do any work."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ def described(model: Path, *, embeds: bool = False, **more: Any) -> dict[str, An
         "model_path": str(model),
         "is_embedding": embeds,
     }
-    told = {
+    model_info = {
         "model_path": str(model),
         "tokenizer_path": str(model),
         "is_generation": not embeds,
         "architectures": config["architectures"],
     }
-    return {"/server_info": server | more, "/model_info": told}
+    return {"/server_info": server | more, "/model_info": model_info}
 
 
 def compared(model: Path, expected: ExpectedServer, **more: Any) -> str:
-    """What is wrong with a server of a folder."""
-    said = described(model, **more)
-    return "; ".join(expected.compare(ServerInfo(said["/server_info"], said["/model_info"])).wrong)
+    """What is wrong with a server of the model in this folder, joined by "; "."""
+    info = described(model, **more)
+    return "; ".join(expected.compare(ServerInfo(info["/server_info"], info["/model_info"])).wrong)
 
 
 def policy(model: Path = POLICY) -> ExpectedServer:
@@ -63,55 +63,55 @@ def reward(model: Path, form: str) -> ExpectedServer:
 
 
 def test_the_right_server_fits() -> None:
-    """Nothing is wrong, and nothing is left open."""
-    said = described(POLICY)
-    found = policy().compare(ServerInfo(said["/server_info"], said["/model_info"]))
-    assert (found.wrong, found.unknown, found.notes) == ((), (), ())
+    """For the right server nothing is wrong or unknown, and there are no notes."""
+    answers = described(POLICY)
+    match = policy().compare(ServerInfo(answers["/server_info"], answers["/model_info"]))
+    assert (match.wrong, match.unknown, match.notes) == ((), (), ())
     assert compared(PRM, reward(PRM, "math-shepherd")) == ""
 
 
 def test_a_verdict_format_on_an_embedding_server() -> None:
-    """It would end with the first verdict."""
-    said = compared(PRM, reward(PRM, "math-shepherd"), embeds=True)
-    assert "is an embedding server (--is-embedding), reward format 'math-shepherd' reads" in said
-    assert "start it without --is-embedding, or take" in said
-    assert "skywork, qwen2.5-math-prm" in said
+    """An embedding server would end with the first verdict request, so it is refused."""
+    wrong = compared(PRM, reward(PRM, "math-shepherd"), embeds=True)
+    assert "is an embedding server (--is-embedding), reward format 'math-shepherd' reads" in wrong
+    assert "start it without --is-embedding, or take" in wrong
+    assert "skywork, qwen2.5-math-prm" in wrong
     assert "draws nothing" in compared(POLICY, policy(), embeds=True)
 
 
 def test_a_head_on_a_generation_server(tmp_path: Path) -> None:
-    """The other way round."""
+    """A format that reads a head is refused on a generation server."""
     model = CASES["skywork"].make(tmp_path)
-    said = compared(model, reward(model, "skywork"))
-    assert "is a generation server, reward format 'skywork' reads the outputs of a head" in said
-    assert "start it with --is-embedding" in said
+    wrong = compared(model, reward(model, "skywork"))
+    assert "is a generation server, reward format 'skywork' reads the outputs of a head" in wrong
+    assert "start it with --is-embedding" in wrong
 
 
 def test_heads_of_other_outputs(tmp_path: Path) -> None:
-    """One for two, two for one, and hidden states for either."""
-    one = CASES["skywork"].make(tmp_path / "one")
-    two = CASES["qwen2.5-math-prm"].make(tmp_path / "two")
+    """Heads with one output for two, two for one, and none at all are refused."""
+    one_output = CASES["skywork"].make(tmp_path / "one")
+    two_outputs = CASES["qwen2.5-math-prm"].make(tmp_path / "two")
     assert "has 1 output, reward format 'qwen2.5-math-prm' reads class 1" in compared(
-        one, reward(one, "qwen2.5-math-prm"), embeds=True
+        one_output, reward(one_output, "qwen2.5-math-prm"), embeds=True
     )
     assert "has 2 outputs, reward format 'skywork' reads one" in compared(
-        two, reward(two, "skywork"), embeds=True
+        two_outputs, reward(two_outputs, "skywork"), embeds=True
     )
-    assert compared(two, reward(two, "qwen2.5-math-prm"), embeds=True) == ""
+    assert compared(two_outputs, reward(two_outputs, "qwen2.5-math-prm"), embeds=True) == ""
     assert "LlamaForCausalLM has no reward head" in compared(
         PRM, reward(PRM, "qwen2.5-math-prm"), embeds=True
     )
 
 
 def test_another_model_by_each_of_its_signs(tmp_path: Path) -> None:
-    """Its class, a size, its vocabulary, its tokenizer; with all of these alike, its weights."""
+    """Another model is noticed by class, size, vocabulary, tokenizer, or else by its weights."""
     base = make_checkpoint(tmp_path / "base", "qwen2", seed=1)
     other = make_checkpoint(tmp_path / "class", "qwen3", seed=1)
-    said = compared(other, policy(base))
-    assert "class Qwen3ForCausalLM instead of Qwen2ForCausalLM" in said
-    assert f"({other}) than --model {base}" in said
+    wrong = compared(other, policy(base))
+    assert "class Qwen3ForCausalLM instead of Qwen2ForCausalLM" in wrong
+    assert f"({other}) than --model {base}" in wrong
     assert (
-        f"start it with --model-path {base}, or name the served model's folder by --model" in said
+        f"start it with --model-path {base}, or name the served model's folder by --model" in wrong
     )
     deep = make_checkpoint(tmp_path / "deep", "qwen2", num_hidden_layers=3)
     assert "num_hidden_layers 3 instead of 2" in compared(deep, policy(base))
@@ -124,7 +124,7 @@ def test_another_model_by_each_of_its_signs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("option", "said"),
+    ("option", "message"),
     [
         ({"skip_tokenizer_init": True}, "start it without --skip-tokenizer-init"),
         ({"preferred_sampling_params": {"top_k": 5}}, "samples by {'top_k': 5} beside"),
@@ -132,43 +132,43 @@ def test_another_model_by_each_of_its_signs(tmp_path: Path) -> None:
         ({"disaggregation_mode": "null"}, ""),
     ],
 )
-def test_options_that_a_search_cannot_bear(option: dict[str, Any], said: str) -> None:
-    """Of what SGLang tells of its start."""
-    found = compared(POLICY, policy(), **option)
-    assert said in found
-    assert bool(said) == bool(found)
+def test_options_that_a_search_cannot_bear(option: dict[str, Any], message: str) -> None:
+    """SGLang options that make searches impossible are refused by name."""
+    wrong = compared(POLICY, policy(), **option)
+    assert message in wrong
+    assert bool(message) == bool(wrong)
 
 
 def test_what_works_at_a_price() -> None:
-    """Less context, every prefix read again, code of whoever asks: said, not refused."""
+    """A shorter context, no prefix cache and client code give notes rather than refusals."""
     price = {"disable_radix_cache": True, "enable_custom_logit_processor": True}
-    said = described(POLICY, max_req_input_len=250, **price)
-    found = policy().compare(ServerInfo(said["/server_info"], said["/model_info"]))
-    assert found.wrong == ()
+    answers = described(POLICY, max_req_input_len=250, **price)
+    match = policy().compare(ServerInfo(answers["/server_info"], answers["/model_info"]))
+    assert match.wrong == ()
     assert (
-        found.notes[0] == "it takes 250 tokens of the model's context of 1024; searches end there"
+        match.notes[0] == "it takes 250 tokens of the model's context of 1024; searches end there"
     )
-    assert ["--enable-custom" in found.notes[1], "every prefix" in found.notes[2]] == [True, True]
+    assert ["--enable-custom" in match.notes[1], "every prefix" in match.notes[2]] == [True, True]
 
 
 def test_what_a_server_elsewhere_does_not_tell() -> None:
-    """Files that cannot be read here; its tokenizer is asked to spell a text instead."""
-    told = {"is_generation": True, "architectures": ["LlamaForCausalLM"], "model_path": "/no/such"}
+    """If the model's files are not readable here, the server's tokenizer spells a test text."""
+    model = {"is_generation": True, "architectures": ["LlamaForCausalLM"], "model_path": "/no/such"}
     server, expected = {"internal_states": [STATE]}, policy()
-    assert expected.asks_tokenizer(ServerInfo(server, told))
-    open_still = expected.compare(ServerInfo(server, told))
+    assert expected.asks_tokenizer(ServerInfo(server, model))
+    open_still = expected.compare(ServerInfo(server, model))
     assert open_still.wrong == ()
     assert open_still.unknown == (
         "sizes, vocabulary, weights (/no/such is not readable here)",
         "the tokenizer",
     )
     ours = expected.spelt()
-    fits = expected.compare(ServerInfo(server, told, ids=[1, *ours]))
+    fits = expected.compare(ServerInfo(server, model, ids=[1, *ours]))
     assert (fits.wrong, "the tokenizer" in fits.unknown) == ((), False)
-    (wrong,) = expected.compare(ServerInfo(server, told, ids=ours[::-1])).wrong
+    (wrong,) = expected.compare(ServerInfo(server, model, ids=ours[::-1])).wrong
     assert "another tokenizer" in wrong
     (named,) = expected.compare(
-        ServerInfo(server, told | {"architectures": ["Qwen3ForCausalLM"]})
+        ServerInfo(server, model | {"architectures": ["Qwen3ForCausalLM"]})
     ).wrong
     assert "class Qwen3ForCausalLM instead of LlamaForCausalLM" in named
     nothing = policy().compare(ServerInfo(server))
@@ -176,43 +176,43 @@ def test_what_a_server_elsewhere_does_not_tell() -> None:
 
 
 class Stub:
-    """A server by what it answers to each path; a string is sent as HTML, None is not answered."""
+    """A server with an answer for each path: JSON, a string as HTML, or an int as a status."""
 
-    def __init__(self, said: dict[str, Any]) -> None:
-        self.said = said
-        self.asked: list[str] = []
+    def __init__(self, answers: dict[str, Any]) -> None:
+        self.answers = answers
+        self.paths: list[str] = []
         self.url = ""
 
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection, one request."""
+        """Answer one request and close the connection."""
         head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
         path = head.split()[1]
-        self.asked.append(path)
-        said = self.said.get(path, 404)
+        self.paths.append(path)
+        reply = self.answers.get(path, 404)
         kind, status = "application/json", 200
-        if isinstance(said, int):
-            status, said = said, {}
-        if isinstance(said, str):
-            kind, body = "text/html; charset=utf-8", said.encode()
+        if isinstance(reply, int):
+            status, reply = reply, {}
+        if isinstance(reply, str):
+            kind, body = "text/html; charset=utf-8", reply.encode()
         else:
-            body = json.dumps(said).encode()
+            body = json.dumps(reply).encode()
         about = f"HTTP/1.1 {status} X\r\ncontent-type: {kind}\r\nconnection: close\r\n"
         writer.write(f"{about}content-length: {len(body)}\r\n\r\n".encode() + body)
         writer.close()
 
 
 @asynccontextmanager
-async def stubs(*said: dict[str, Any]) -> AsyncIterator[list[Stub]]:
-    """Servers that listen."""
-    made, listening = [Stub(one) for one in said], []
-    for stub in made:
+async def stubs(*answers: dict[str, Any]) -> AsyncIterator[list[Stub]]:
+    """Listening servers with these answers."""
+    servers, listening = [Stub(by_path) for by_path in answers], []
+    for stub in servers:
         listening.append(await asyncio.start_server(stub.answer, "127.0.0.1", 0))
         stub.url = f"http://127.0.0.1:{listening[-1].sockets[0].getsockname()[1]}"
     try:
-        yield made
+        yield servers
     finally:
-        for one in listening:
-            one.close()
+        for listener in listening:
+            listener.close()
 
 
 def options(*urls: str, **more: Any) -> SglangOptions:
@@ -220,18 +220,18 @@ def options(*urls: str, **more: Any) -> SglangOptions:
 
 
 async def test_each_of_several_servers_is_compared(tmp_path: Path) -> None:
-    """The one that does not fit is named, at once, though another one is not there yet; nothing
-    that computes was asked of it."""
+    """A server that does not fit is named at once, even while another is not up yet; it was asked
+    nothing that computes."""
     other = make_checkpoint(tmp_path, "qwen3")
     async with stubs(described(POLICY), described(other)) as (right, wrong):
         absent = "http://127.0.0.1:9"
         with pytest.raises(ValueError, match=f"policy_urls: {wrong.url}: it serves another model"):
             await SglangEngine.start(options(right.url, wrong.url, absent))
-        assert set(wrong.asked) <= {"/server_info", "/model_info", "/get_model_info", "/tokenize"}
+        assert set(wrong.paths) <= {"/server_info", "/model_info", "/get_model_info", "/tokenize"}
 
 
 @pytest.mark.parametrize(
-    ("said", "named"),
+    ("pages", "message"),
     [
         ({}, "status 404 and application/json; .* not a router"),
         ({"/server_info": "<html>"}, "status 200 and text/html"),
@@ -239,10 +239,10 @@ async def test_each_of_several_servers_is_compared(tmp_path: Path) -> None:
         ({"/server_info": 401}, "wants a key .* without --api-key"),
     ],
 )
-async def test_another_kind_of_server_is_said_at_once(said: dict[str, Any], named: str) -> None:
-    """Whatever it is: none of them becomes a SGLang server by waiting."""
-    async with stubs(said) as (stub,), asyncio.timeout(30):
-        with pytest.raises(ValueError, match=f"policy_urls: {stub.url}.*{named}"):
+async def test_another_kind_of_server_is_said_at_once(pages: dict[str, Any], message: str) -> None:
+    """A server of another kind is refused without waiting."""
+    async with stubs(pages) as (stub,), asyncio.timeout(30):
+        with pytest.raises(ValueError, match=f"policy_urls: {stub.url}.*{message}"):
             await SglangEngine.start(options(stub.url))
 
 
@@ -250,7 +250,7 @@ async def test_another_kind_of_server_is_said_at_once(said: dict[str, Any], name
     ("scheme", "greeting"), [("https", b""), ("http", b"-ERR unknown command\r\n\r\n")]
 )
 async def test_a_port_that_speaks_otherwise_is_said_at_once(scheme: str, greeting: bytes) -> None:
-    """TLS asked of a server without, HTTP of one that speaks something else."""
+    """TLS to a server without it, and HTTP to one with another protocol, are refused at once."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(greeting or b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n")
@@ -267,7 +267,7 @@ async def test_a_port_that_speaks_otherwise_is_said_at_once(scheme: str, greetin
 async def test_a_server_that_is_not_there_is_waited_for_aloud(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For as long as was said; the reason is the system's."""
+    """The wait lasts ``start_seconds`` and is logged with the system's reason."""
     monkeypatch.setattr(waiting, "FIRST_SECONDS", 0.01)
     monkeypatch.setattr(waiting, "REPORT_SECONDS", 0.02)
     monkeypatch.setattr(fleet, "LOOK_SECONDS", 0.01)
@@ -289,7 +289,7 @@ async def until(condition: Callable[[], bool]) -> None:
 async def test_who_comes_back_as_another_model_gets_no_work(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nor without the plug-in it had, or with less context; as it was it does."""
+    """A server back with another model, no plug-in or less context gets no work until it fits."""
     monkeypatch.setattr(liveness, "REVIVAL_WAITS", (0.01,))
     other, as_it_was = make_checkpoint(tmp_path, "qwen3"), described(POLICY)
     as_it_was["/server_info"]["internal_states"] = [PLUGGED]
@@ -298,33 +298,33 @@ async def test_who_comes_back_as_another_model_gets_no_work(
         closing(await SglangEngine.start(options(stub.url))) as engine,
     ):
         (server,) = engine._policy.replicas
-        for said, why in (
+        for answers, why in (
             (described(other), "another model"),
             (described(POLICY), "draws by seed no more"),
             (described(POLICY, max_req_input_len=50, internal_states=[PLUGGED]), "context is"),
         ):
-            stub.said = {"/health": 503}
+            stub.answers = {"/health": 503}
             with pytest.raises(EngineDown):
                 await engine.health()
-            stub.said = said | {"/health": {}, "/health_generate": {}}
+            stub.answers = answers | {"/health": {}, "/health_generate": {}}
             await until(lambda why=why: why in server.wrong)
             assert not server.up
             with pytest.raises(EngineDown, match=f"no policy server answers: .*{why}"):
                 await engine.health()
-        stub.said = as_it_was | {"/health": {}, "/health_generate": {}}
+        stub.answers = as_it_was | {"/health": {}, "/health_generate": {}}
         await until(lambda: server.up)
         await engine.health()
     assert "it gets no work: http" in caplog.text
 
 
 async def test_a_tokenizer_is_asked_where_files_do_not_tell() -> None:
-    """By ``/tokenize``, which computes nothing."""
-    said = described(POLICY)
-    for told in said.values():
-        told.update({"model_path": "/no/such", "tokenizer_path": "/no/such"})
-    async with stubs(said | {"/tokenize": {"tokens": [1, 2, 3]}}) as (stub,):
+    """Without readable files the tokenizer is compared by ``/tokenize``."""
+    answers = described(POLICY)
+    for info in answers.values():
+        info.update({"model_path": "/no/such", "tokenizer_path": "/no/such"})
+    async with stubs(answers | {"/tokenize": {"tokens": [1, 2, 3]}}) as (stub,):
         with pytest.raises(ValueError, match="another tokenizer"):
             await SglangEngine.start(options(stub.url))
-        stub.said["/tokenize"] = {"tokens": Text(POLICY).encode(PROBE)}
+        stub.answers["/tokenize"] = {"tokens": Text(POLICY).encode(PROBE)}
         engine = await SglangEngine.start(options(stub.url))
         await engine.close()

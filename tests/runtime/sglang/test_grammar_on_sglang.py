@@ -1,4 +1,4 @@
-"""Plain replies under a JSON schema on real SGLang servers: its own grammar backend holds them."""
+"""Plain replies under a JSON schema on real SGLang servers, by SGLang's own grammar backend."""
 
 from __future__ import annotations
 
@@ -32,49 +32,49 @@ GRAMMAR = json.dumps(SCHEMA)
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def engine(yard: SharedServers) -> AsyncIterator[SglangEngine]:
-    """On a policy's server with our plug-in."""
+    """An engine on a policy server with our plug-in."""
     policy, _ = await yard.have("policy", "reward")
-    made = await SglangEngine.start(options([policy], []))
-    yield made
-    await made.close()
+    sglang_engine = await SglangEngine.start(options([policy], []))
+    yield sglang_engine
+    await sglang_engine.close()
 
 
 @pytest.mark.promise("On SGLang too a plain reply under a schema that ends by itself fits it")
 async def test_replies_fit_their_schema(engine: SglangEngine) -> None:
-    """By draws and greedily, with the prompt's ids and a seed as without one; twice the same."""
+    """Replies that end by themselves fit the schema, sampled or greedy; equal requests agree."""
     able = engine.capabilities
     assert (able.grammar, able.grammar_at_once) == (True, True)
-    ended = 0
+    whole_replies = 0
     for number, question in enumerate((*QUESTIONS, *QUESTIONS)):
-        wanted = PlainCompletion(
+        plain = PlainCompletion(
             prompt_of(question), 120, 120, number, float(number % 3), grammar=GRAMMAR
         )
-        replies = [await complete(wanted, engine, f"g{number}.{i}", lambda _: None) for i in (0, 1)]
+        replies = [await complete(plain, engine, f"g{number}.{i}", lambda _: None) for i in (0, 1)]
         assert replies[0] == replies[1]
         if replies[0].finish_reason == "stop":
-            ended += 1
+            whole_replies += 1
             jsonschema_rs.validate(SCHEMA, json.loads(replies[0].text))
-    assert ended
+    assert whole_replies
 
 
 async def test_it_is_drawn_in_one_call(engine: SglangEngine) -> None:
-    """The server would begin the grammar anew in a second one."""
+    """A reply in a second call is refused, because the server would restart the grammar."""
     prompt = prompt_of(QUESTIONS[0])
-    begun = (*prompt, *TEXT.encode_after("{"))
-    branch = Branch(ROOT, 0, begun, node_seed(1, "step", (0,)), 8, 1)
+    prefix = (*prompt, *TEXT.encode_after("{"))
+    branch = Branch(ROOT, 0, prefix, node_seed(1, "step", (0,)), 8, 1)
     sampling = Sampling(stop=(), max_step_tokens=8, prompt_tokens=len(prompt), grammar=GRAMMAR)
     with pytest.raises(EngineError, match="one call"):
         await engine.expand("twice", [branch], sampling)
 
 
 async def test_whatever_the_schema_nothing_else_changes(engine: SglangEngine) -> None:
-    """A draw without one, beside draws with one."""
+    """A draw without a schema is the same before and after a draw with one."""
     prompt = prompt_of(QUESTIONS[0])
     branch = Branch(ROOT, 0, prompt, node_seed(1, "step", (0,)), 24, 1)
     free = Sampling(temperature=0.0, max_step_tokens=24, prompt_tokens=len(prompt))
     [before] = await engine.expand("free", [branch], free)
-    held = Sampling(0.0, stop=(), max_step_tokens=24, prompt_tokens=len(prompt), grammar=GRAMMAR)
-    [reply] = await engine.expand("held", [branch], held)
+    strict = Sampling(0.0, stop=(), max_step_tokens=24, prompt_tokens=len(prompt), grammar=GRAMMAR)
+    [reply] = await engine.expand("held", [branch], strict)
     [after] = await engine.expand("free again", [branch], free)
     assert before.tokens == after.tokens
     assert reply.text.startswith("{")

@@ -1,4 +1,4 @@
-"""``hedgerow serve --launch`` is killed: nothing that it started is left, and it starts again."""
+"""When ``hedgerow serve --launch`` is killed, its processes end, and it can start again."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tests.runtime.sglang.support import LAUNCH, ROOT
 
 pytestmark = pytest.mark.skipif(not LINUX, reason="reads /proc")
 
-LEFT_SECONDS = 10.0
-"""For all that was started to be gone."""
+GONE_SECONDS = 10.0
+"""The time within which all started processes must be gone."""
 SLEEPER = """
 import subprocess, sys, time
 subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
@@ -26,37 +26,37 @@ time.sleep(600)
 """
 
 
-def serve(found: MarkedProcesses, **settings: str) -> subprocess.Popen[str]:
-    """The command, with servers of its own."""
+def serve(processes: MarkedProcesses, **settings: str) -> subprocess.Popen[str]:
+    """Start ``hedgerow serve --launch`` with these settings."""
     return subprocess.Popen(
         [sys.executable, "-m", "cli", "serve", "--port", "0"],
-        env=found.environment | LAUNCH | {"HEDGEROW_SPECULATE": "false"} | settings,
+        env=processes.environment | LAUNCH | {"HEDGEROW_SPECULATE": "false"} | settings,
         cwd=ROOT,
         stderr=subprocess.PIPE,
         text=True,
     )
 
 
-def kill(process: subprocess.Popen[str], found: MarkedProcesses) -> float:
-    """Seconds until nothing is left."""
+def kill(process: subprocess.Popen[str], processes: MarkedProcesses) -> float:
+    """Kill the command; the seconds until none of its processes is left."""
     process.kill()
     process.communicate()
-    begun = time.monotonic()
-    found.wait_until(lambda count: not count)
-    return time.monotonic() - begun
+    start = time.monotonic()
+    processes.wait_until(lambda count: not count)
+    return time.monotonic() - start
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_while_its_servers_start(tmp_path: Path) -> None:
-    """Two servers, each with a child that has left its group."""
+    """A kill during start-up ends both servers and a child of each in a session of its own."""
     python = python_that(tmp_path, SLEEPER)
-    with marked() as found:
-        process = serve(found, HEDGEROW_LAUNCH_PYTHON=str(python))
+    with marked() as processes:
+        process = serve(processes, HEDGEROW_LAUNCH_PYTHON=str(python))
         assert process.stderr is not None
         assert any("SGLang starts" in line for line in process.stderr)
-        found.wait_until(lambda count: count == 1 + 2 * 3)
-        kill(process, found)
+        processes.wait_until(lambda count: count == 1 + 2 * 3)
+        kill(process, processes)
 
 
 @pytest.mark.slow
@@ -64,17 +64,17 @@ def test_while_its_servers_start(tmp_path: Path) -> None:
 @pytest.mark.nightly
 @pytest.mark.timeout(1800)
 def test_with_real_servers_at_random_moments() -> None:
-    """By how many processes there are while they start, and then ready; after each kill it comes
-    up again."""
-    whole = 1 + 2 * 4  # of a server: who looks after it, front end, scheduler, detokenizer
+    """Kills at random process counts during start-up and once when ready; each time it starts
+    again."""
+    whole = 1 + 2 * 4  # for each server: supervisor, front end, scheduler, detokenizer
     moments = [*random.Random(2).sample(range(2, whole), 2), whole]
-    with marked() as found:
+    with marked() as processes:
         for moment in moments:
-            process = serve(found)
+            process = serve(processes)
             assert process.stderr is not None
             if moment < whole:
-                found.wait_until(lambda count, least=moment: count >= least)
+                processes.wait_until(lambda count, least=moment: count >= least)
             else:
                 assert any("ready: serving" in line for line in process.stderr)
-                assert len(found.pids()) >= whole
-            assert kill(process, found) < LEFT_SECONDS
+                assert len(processes.pids()) >= whole
+            assert kill(process, processes) < GONE_SECONDS

@@ -1,4 +1,4 @@
-"""Servers that are started: options that are refused however they are written, and what is said."""
+"""Launched servers: options refused in any spelling, their environment, and their messages."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from search.engine import EngineDown
 from tests.runtime.sglang.support import PYTHON
 
 OTHERS = ("--model-impl", "--context-length", "--tp-size", "--hicache-ratio", "--enable-metrics")
-"""Of SGLang's own that may be given, some that begin as refused ones do."""
+"""Allowed SGLang options, some of which share a beginning with refused ones."""
 
 
 def options(*args: str, python: str | Path = sys.executable, **more: object) -> LaunchOptions:
@@ -38,35 +38,35 @@ def options(*args: str, python: str | Path = sys.executable, **more: object) -> 
 
 
 def parser() -> argparse.ArgumentParser:
-    """As SGLang's, which takes abbreviations."""
-    made = argparse.ArgumentParser(exit_on_error=False)
+    """A parser that takes abbreviations, like SGLang's."""
+    argument_parser = argparse.ArgumentParser(exit_on_error=False)
     for name in (*REFUSED, *OTHERS):
-        made.add_argument(name)
-    return made
+        argument_parser.add_argument(name)
+    return argument_parser
 
 
 @given(st.sampled_from((*REFUSED, *OTHERS)), st.integers(2, 40), st.booleans())
 def test_whatever_the_parser_takes_for_a_refused_option_is_refused(
     name: str, letters: int, joined: bool
 ) -> None:
-    """Every beginning of every option, against argparse itself."""
-    given = name[:letters]
-    args = (f"{given}=1",) if joined else (given, "1")
+    """Any prefix that argparse takes for a refused option is refused."""
+    spelling = name[:letters]
+    args = (f"{spelling}=1",) if joined else (spelling, "1")
     try:
-        taken = {
+        names = {
             f"--{key.replace('_', '-')}" for key, v in vars(parser().parse_args(args)).items() if v
         }
     except (argparse.ArgumentError, SystemExit):
-        taken = set()
-    if taken & set(REFUSED):
-        with pytest.raises(ValueError, match=f"^{given}.*: not allowed; "):
+        names = set()
+    if names & set(REFUSED):
+        with pytest.raises(ValueError, match=f"^{spelling}.*: not allowed; "):
             options(*args)
-    elif taken:
+    elif names:
         assert options(*args).args == args
 
 
 @pytest.mark.parametrize(
-    ("args", "said"),
+    ("args", "message"),
     [
         (("--hos", "0.0.0.0"), r"--hos \(short for --host\): not allowed; .* 127\.0\.0\.1"),
         (("--model", "X"), "--model: not allowed; the settings name the models"),
@@ -75,27 +75,27 @@ def test_whatever_the_parser_takes_for_a_refused_option_is_refused(
         (("--tp-size", "2", "--is-emb"), "the reward format says"),
     ],
 )
-def test_abbreviations_that_were_taken_once(args: tuple[str, ...], said: str) -> None:
-    """Each named in full, with why."""
-    with pytest.raises(ValueError, match=said):
+def test_abbreviations_that_were_taken_once(args: tuple[str, ...], message: str) -> None:
+    """The error names the full option and the reason."""
+    with pytest.raises(ValueError, match=message):
         options(*args)
 
 
 def test_our_settings_do_not_reach_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither API keys nor anything else that begins with ``HEDGEROW_``; the rest does."""
+    """No ``HEDGEROW_`` variable reaches the server's process; other variables do."""
     monkeypatch.setenv("HEDGEROW_API_KEYS", "oak:secret")
     monkeypatch.setenv("HEDGEROW_LAUNCH", "true")
     monkeypatch.setenv("HF_HOME", "/cache")
-    given = options().environment()
-    assert not [name for name in given if name.startswith("HEDGEROW_")]
-    assert given["HF_HOME"] == "/cache"
+    environment = options().environment()
+    assert not [name for name in environment if name.startswith("HEDGEROW_")]
+    assert environment["HF_HOME"] == "/cache"
 
 
 @pytest.mark.slow
 @pytest.mark.sglang
 @pytest.mark.timeout(600)
 def test_sglangs_own_parser_has_no_other_option_that_begins_one_of_these() -> None:
-    """And takes each of their beginnings for the option itself, where it takes it at all."""
+    """No other option of SGLang's is a prefix of a refused one."""
     code = (
         "import argparse, json\nfrom sglang.srt.server_args import ServerArgs\n"
         "p = argparse.ArgumentParser()\nServerArgs.add_cli_args(p)\n"
@@ -114,7 +114,7 @@ def test_sglangs_own_parser_has_no_other_option_that_begins_one_of_these() -> No
 
 
 @contextlib.contextmanager
-def started(server: LaunchedServer) -> Iterator[LaunchedServer]:
+def running_server(server: LaunchedServer) -> Iterator[LaunchedServer]:
     server.start()
     try:
         yield server
@@ -130,29 +130,29 @@ ENDS = {
 }
 
 
-@pytest.mark.parametrize(("code", "said"), ENDS.items())
+@pytest.mark.parametrize(("code", "message"), ENDS.items())
 async def test_a_server_that_ends_says_why_in_our_error(
-    code: str, said: str, tmp_path: Path
+    code: str, message: str, tmp_path: Path
 ) -> None:
-    """Its last error, among all that it has said; the lines themselves are passed on."""
+    """The error has the last error line of the server's output; the output itself is logged."""
     log = tmp_path / "log"
     servers = LaunchedServers([options(python=python_that(tmp_path, code), log=log)])
     async with asyncio.timeout(60):
-        with pytest.raises(EngineDown, match=f"the SGLang server of .*policy .*{said}"):
+        with pytest.raises(EngineDown, match=f"the SGLang server of .*policy .*{message}"):
             await servers.start()
     assert servers.servers[0].process is None
-    assert "-9" in said or log.read_bytes()
+    assert "-9" in message or log.read_bytes()
 
 
 async def test_a_start_is_not_silent(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What starts, for how long it is waited for, and what it last said when that is over."""
+    """A start is logged with its time limit; the time-out names the server's last line."""
     monkeypatch.setattr(waiting, "FIRST_SECONDS", 0.01)
     python = python_that(tmp_path, "print('loading', flush=True); import time; time.sleep(600)")
     (tmp_path / "log").touch()
-    made = LaunchedServer(options(python=python, log=tmp_path / "log"))
-    with started(made) as server, caplog.at_level(logging.INFO):
+    launched = LaunchedServer(options(python=python, log=tmp_path / "log"))
+    with running_server(launched) as server, caplog.at_level(logging.INFO):
         while b"loading" not in (tmp_path / "log").read_bytes():
             await asyncio.sleep(0.01)
         with pytest.raises(EngineDown, match=r"did not come up in 0\.2 s; it last said: loading"):

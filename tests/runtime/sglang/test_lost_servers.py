@@ -1,4 +1,4 @@
-"""Servers that die, fail and stand still: searches go on, or end by their deadline."""
+"""Servers that die, fail or freeze: searches go on, or end by their deadline."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.runtime.mortal_pair import POLICY, MortalPair, mortal_pair
 
 
 def pair(**more: Any) -> AbstractAsyncContextManager[MortalPair]:
-    """Two stubs, with these options."""
+    """An engine over a policy stub and a reward stub, with these options."""
 
     def start(policy: str, reward: str) -> Awaitable[SglangEngine]:
         prm = {"prm": SPRIG_FOLDER / "prm", "reward_urls": (reward,)}
@@ -35,10 +35,10 @@ def pair(**more: Any) -> AbstractAsyncContextManager[MortalPair]:
     return mortal_pair(stub, stub, start)
 
 
-async def until_asked(server: MortalStub, more: int) -> None:
-    """So many more requests for work have come."""
-    seen = server.asked
-    while server.asked < seen + more:
+async def wait_for_requests(server: MortalStub, more: int) -> None:
+    """Wait until ``more`` further requests for work have arrived."""
+    before = server.asked
+    while server.asked < before + more:
         await asyncio.sleep(0.001)
 
 
@@ -49,12 +49,12 @@ async def until_asked(server: MortalStub, more: int) -> None:
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("who", ["policy", "reward"])
 async def test_a_search_outlives_its_only_server(who: str) -> None:
-    """Killed again and again: the tree is the undisturbed one."""
+    """A search whose server is killed repeatedly ends with the undisturbed tree."""
     async with pair() as servers:
-        undisturbed = await servers.grown("calm")
-        victim, growing = servers.victim(who), asyncio.create_task(servers.grown("oak"))
+        undisturbed = await servers.grow("calm")
+        victim, growing = servers.victim(who), asyncio.create_task(servers.grow("oak"))
         for _ in range(3):
-            await until_asked(victim, 1)
+            await wait_for_requests(victim, 1)
             await victim.kill()
             while servers.engine._policy.waiting + servers.engine._rewards.waiting == 0:
                 await asyncio.sleep(0.001)
@@ -70,13 +70,13 @@ async def test_a_search_outlives_its_only_server(who: str) -> None:
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("who", ["policy", "reward"])
 async def test_a_server_at_fault_is_not_ready_and_its_searches_wait(who: str) -> None:
-    """It generates, and answers what it is for with 500: it gets no work until it does that."""
+    """A server that answers work with 500 gets none until it works again; searches wait."""
     async with pair() as servers:
-        undisturbed = await servers.grown("calm")
+        undisturbed = await servers.grow("calm")
         victim = servers.victim(who)
         victim.faults = 10**9
-        growing = asyncio.create_task(servers.grown("oak"))
-        await until_asked(victim, 4)
+        growing = asyncio.create_task(servers.grow("oak"))
+        await wait_for_requests(victim, 4)
         with pytest.raises(EngineDown, match=f"no {who} server answers"):
             await servers.engine.health()
         assert not growing.done()
@@ -89,22 +89,22 @@ async def test_a_server_at_fault_is_not_ready_and_its_searches_wait(who: str) ->
 async def test_a_request_that_is_answered_by_faults_alone_fails(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """By itself, where the server works otherwise."""
+    """A request that meets only faults fails alone; the server serves other searches."""
     async with pair() as servers:
         monkeypatch.setattr(fleet, "MOST_FAULTS", 0)
         servers.policy.faults = 1
         with pytest.raises(EngineDown, match=r"does not answer \(status 500\)"):
-            await servers.grown("oak")
-        assert (await servers.grown("elm")).answer
+            await servers.grow("oak")
+        assert (await servers.grow("elm")).answer
 
 
 @pytest.mark.timeout(120)
 async def test_who_waits_for_a_server_that_stands_still_goes_on() -> None:
-    """What was asked of it is given up once it is known to stand still; it is asked again then."""
+    """Requests to a frozen server are given up once that is noticed, and sent again later."""
     async with pair(stall_seconds=0.3, probe_seconds=0.1) as servers:
-        undisturbed = await servers.grown("calm")
+        undisturbed = await servers.grow("calm")
         servers.policy.still = True
-        growing = asyncio.create_task(servers.grown("oak"))
+        growing = asyncio.create_task(servers.grow("oak"))
         while not servers.engine._policy.waiting:
             await asyncio.sleep(0.01)
         servers.policy.still = False
@@ -115,13 +115,13 @@ async def test_who_waits_for_a_server_that_stands_still_goes_on() -> None:
 @pytest.mark.parametrize("how", ["dead", "still", "at fault"])
 @pytest.mark.parametrize("who", ["policy", "reward"])
 async def test_a_deadline_is_kept_whatever_a_server_does(who: str, how: str) -> None:
-    """And nothing of the search stays."""
+    """The search ends by its deadline and leaves nothing in the engine."""
     async with pair() as servers:
         victim = servers.victim(who)
         if how == "dead":
             await victim.kill()
         victim.still, victim.faults = how == "still", 10**9 if how == "at fault" else 0
-        outcome = await servers.grown("oak", deadline=0.3)
+        outcome = await servers.grow("oak", deadline=0.3)
         assert outcome.stop_reason is StopReason.DEADLINE
         assert not servers.engine._searches
         victim.still = False
@@ -129,40 +129,40 @@ async def test_a_deadline_is_kept_whatever_a_server_does(who: str, how: str) -> 
 
 @pytest.mark.timeout(120)
 async def test_a_search_waits_no_longer_than_it_is_told_to() -> None:
-    """Then it fails as one did that found no server."""
+    """After ``recovery_seconds`` a waiting search fails with EngineDown."""
     async with pair(recovery_seconds=0.1) as servers:
         await servers.policy.kill()
         with pytest.raises(EngineDown, match="no policy server answers"):
-            await servers.grown("oak")
+            await servers.grow("oak")
 
 
 @pytest.mark.timeout(120)
 async def test_what_is_left_of_a_tree_is_seen_to_afterwards() -> None:
-    """A reply does not wait for a server that says nothing, neither to a step nor to its abort."""
-    heard: list[str] = []
+    """A reply waits for neither a frozen server's step nor its abort; the abort is sent later."""
+    paths: list[str] = []
     async with pair(probe_seconds=0.3) as servers:
         meddle = servers.policy._meddle
 
-        async def noted(path: str) -> int:
-            heard.append(path)
+        async def note_path(path: str) -> int:
+            paths.append(path)
             return await meddle(path)
 
-        servers.policy._meddle = noted  # type: ignore[method-assign]
+        servers.policy._meddle = note_path  # type: ignore[method-assign]
         servers.policy.still = True
-        outcome = await servers.grown("oak", deadline=0.2)
+        outcome = await servers.grow("oak", deadline=0.2)
         assert (outcome.stop_reason, outcome.stats.cost_known) == (StopReason.DEADLINE, False)
-        wanted = PlainCompletion((1, 2, 3), limit=8, piece=8, seed=1, seconds=0.1)
+        completion = PlainCompletion((1, 2, 3), limit=8, piece=8, seed=1, seconds=0.1)
         with pytest.raises(ApiError, match="before any of the reply"):
-            await complete(wanted, servers.engine, "elm", lambda _: None)
+            await complete(completion, servers.engine, "elm", lambda _: None)
         while servers.engine._ending:
             await asyncio.sleep(0.01)
-        assert "/abort_request" in heard
+        assert "/abort_request" in paths
         servers.policy.still = False
 
 
 @pytest.mark.timeout(120)
 async def test_who_stands_still_is_noticed_and_who_is_busy_is_not() -> None:
-    """Nobody asks for its health: a look is left unanswered until the time is over."""
+    """A frozen server is marked down after ``stall_seconds``; one that answers in time is not."""
     async with pair(stall_seconds=1.5, probe_seconds=0.1) as servers:
         (replica,) = servers.engine._policy.replicas
         servers.policy.still = True
@@ -185,7 +185,7 @@ async def test_who_stands_still_is_noticed_and_who_is_busy_is_not() -> None:
 
 
 async def test_nothing_asked_is_no_silence() -> None:
-    """Of a server that nobody has asked anything nothing is awaited."""
+    """A server without requests is not counted as silent."""
     replica = Replica("http://nowhere", ServerTimes(connect=1, answer=1, probe=1, stall=0.0))
     assert replica.silent_seconds() == 0
     await replica.close()

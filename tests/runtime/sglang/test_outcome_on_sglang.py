@@ -1,4 +1,4 @@
-"""An outcome model on a launched SGLang server of embeddings, in the class that SGLang has."""
+"""An outcome model on a launched SGLang embedding server, in SGLang's own class for it."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ PROMPT = tuple(make_tokenizer().encode(f"<|user|>{QUESTION}<|end|><|assistant|>"
 
 
 async def test_rewards_are_those_of_transformers(tmp_path: Path, yard: SharedServers) -> None:
-    """To 1e-4, on replies of up to eight steps; the best of four is found by them, and a policy
+    """Rewards of replies with up to eight steps agree to 1e-4; best-of-4 runs by them, and a policy
     that compares steps is refused."""
     await yard.rest()
     outcome_model = make_outcome_model(tmp_path / "outcome")
-    own = {
+    environment = {
         "HEDGEROW_POLICY_MODEL": str(make_checkpoint(tmp_path / "policy", "qwen3")),
         "HEDGEROW_REWARD_MODEL": str(outcome_model),
         "HEDGEROW_LAUNCH_MEMORY": "0.3,0.3",
         "HEDGEROW_KV_TOKENS": "4000",
         "HEDGEROW_PRM_KV_TOKENS": "4000",
     }
-    settings = load_settings(LAUNCH | own)
+    settings = load_settings(LAUNCH | environment)
     assert settings.reward_format == FORMAT
     best = SearchSpec(policy="best_of_n", width=4, seed=3, max_step_tokens=6, max_depth=2)
     beam = best.model_copy(update={"policy": "beam"})

@@ -1,4 +1,4 @@
-"""What needs no server: where a step ends, where a search goes, what is counted, how it starts."""
+"""Parts of the engine that need no server: step ends, routing, costs, options, connections."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def drawing(limit: int = 9) -> StepRequest:
 
 
 def answer(*tokens: int) -> dict:
-    """As ``/generate`` gives it: each token half likely, and one other three eighths."""
+    """An answer of ``/generate``: each token has probability 1/2, one other token 3/8."""
     half, rest = math.log(0.5), math.log(0.375)
     return {
         "meta_info": {
@@ -71,7 +71,7 @@ def answer(*tokens: int) -> dict:
 
 
 def test_a_step_is_cut_where_the_embedded_engine_would_have_stopped() -> None:
-    """Two tokens make the stop, the second goes on after it; what was drawn beyond is not taken."""
+    """The stop spans two tokens, the second of which goes on after it; later tokens are dropped."""
     step = drawing()
     step.take(answer(0, 1, 2, 0, 0))
     assert (step.tokens, step.finish) == ([0, 1, 2], Finish.STEP)
@@ -82,7 +82,7 @@ def test_a_step_is_cut_where_the_embedded_engine_would_have_stopped() -> None:
 
 
 def test_a_step_that_sglang_stopped_too_early_goes_on() -> None:
-    """The next request asks for the rest, after what is there."""
+    """If SGLang stops too early, the next request asks for the rest of the step."""
     step = drawing(limit=4)
     step.take(answer(0, 1))
     assert step.finish is None
@@ -93,25 +93,25 @@ def test_a_step_that_sglang_stopped_too_early_goes_on() -> None:
     assert (step.tokens, step.finish) == ([0, 1, 1, 1], Finish.LENGTH)
 
 
-@pytest.mark.parametrize(("at_once", "asked"), [(0, 4), (2, 2), (9, 4)])
-def test_a_step_is_asked_for_in_two_requests(at_once: int, asked: int) -> None:
-    """The first one for so many tokens, or all; what goes on for all the rest."""
+@pytest.mark.parametrize(("at_once", "tokens"), [(0, 4), (2, 2), (9, 4)])
+def test_a_step_is_asked_for_in_two_requests(at_once: int, tokens: int) -> None:
+    """The first request asks for ``at_once`` tokens (0: all), the second for the whole rest."""
     step = drawing(limit=4)
     step.at_once = at_once
-    assert step.body({})["sampling_params"]["max_new_tokens"] == asked
+    assert step.body({})["sampling_params"]["max_new_tokens"] == tokens
     step.take(answer(0))
     assert step.body({})["sampling_params"]["max_new_tokens"] == 3
 
 
 def test_a_prefix_of_several_is_read_first() -> None:
-    """Once, unless the round before has drawn it; one that a single draw starts from, never."""
+    """A prefix with several draws is read once first, unless the last round drew it."""
     prefixes = [(1,), (2,), (1,), (3,), (3,), (1,)]
     assert forked_prefixes(prefixes, ()) == [(1,), (3,)]
     assert forked_prefixes(prefixes, {(3,), (2,)}) == [(1,)]
 
 
 def test_the_end_token_ends_the_reply() -> None:
-    """Wherever it stands."""
+    """A step is cut at the end token, wherever it occurs."""
     step = drawing()
     step.take(answer(0, 3, 0))
     assert (step.tokens, step.finish) == ([0, 3], Finish.END)
@@ -119,18 +119,18 @@ def test_the_end_token_ends_the_reply() -> None:
 
 @given(st.lists(st.floats(0.01, 1.0), min_size=2, max_size=20), st.integers(1, 20))
 def test_entropy_of_the_likeliest_is_at_most_the_entropy(weights: list[float], top: int) -> None:
-    """Lumping the rest together loses, and loses nothing when nothing is left."""
+    """The estimate is at most the entropy, and equal to it if ``top`` covers all tokens."""
     shares = sorted((w / sum(weights) for w in weights), reverse=True)
     whole = -math.fsum(p * math.log(p) for p in shares)
-    found = entropy([math.log(p) for p in shares[:top]])
-    assert found <= whole + 1e-9
+    estimate = entropy([math.log(p) for p in shares[:top]])
+    assert estimate <= whole + 1e-9
     if top >= len(shares):
-        assert found == pytest.approx(whole)
+        assert estimate == pytest.approx(whole)
 
 
 @given(st.lists(st.integers(0, 900), max_size=8), st.integers(2, 6), st.integers(0, 5))
 def test_a_server_less_moves_only_its_own(prompt: list[int], many: int, gone: int) -> None:
-    """Rendezvous hashing: the others keep their order."""
+    """Rendezvous hashing: without one server the others keep their order."""
     names = [f"http://s{n}" for n in range(many)]
     lost = names[gone % many]
     before = rendezvous(prompt, names)
@@ -139,7 +139,7 @@ def test_a_server_less_moves_only_its_own(prompt: list[int], many: int, gone: in
 
 
 async def test_searches_share_their_servers_fairly() -> None:
-    """One prompt's searches stay together up to a share of 1.25; then the next server takes on."""
+    """Searches of one prompt share a server up to 1.25 times the mean load, then use the next."""
     replicas = [
         Replica(f"http://s{n}", ServerTimes(connect=1, answer=1, probe=1, stall=30))
         for n in range(4)
@@ -163,13 +163,13 @@ def test_request_costs_by_hand() -> None:
         return float(context_sum)
 
     costs = RequestCosts(flops)
-    prompt, one, other = (1,) * 10, (1,) * 15, (1,) * 13
+    prompt, long_path, short_path = (1,) * 10, (1,) * 15, (1,) * 13
     costs.read(10, 0, known=False)
     costs.hold(0, prompt, 10)
-    for node, path, own in ((1, one, 5), (2, other, 3), (3, other, 3)):
+    for node, path, new_tokens in ((1, long_path, 5), (2, short_path, 3), (3, short_path, 3)):
         costs.read(10, 9, known=True)
-        costs.add_decoded(10, own)
-        costs.hold(node, path, own)
+        costs.add_decoded(10, new_tokens)
+        costs.hold(node, path, new_tokens)
     costs.mark_dead([2])
     assert costs.counters.kv_tokens_peak == 18
     costs.mark_dead([3])
@@ -183,7 +183,7 @@ def test_request_costs_by_hand() -> None:
 
 
 def test_priorities_where_a_stock_server_evicts_by_them() -> None:
-    """What the parent is worth, the prompt most; nobody else is told one."""
+    """With ``ranks`` a request's priority is 1000 times its parent's value; the prompt has 1000."""
     stock, plain = (
         Replica(f"http://s{n}", ServerTimes(connect=1, answer=1, probe=1, stall=30))
         for n in range(2)
@@ -192,13 +192,13 @@ def test_priorities_where_a_stock_server_evicts_by_them() -> None:
     notes = PluginNotes("t")
     notes.take(Hint(values={1: 0.25}))
     notes.take(Hint(values={2: 0.7506}))
-    found = [notes.priority(stock, parent) for parent in (ROOT, 1, 2)]
-    assert found == [{"priority": 1000}, {"priority": 250}, {"priority": 751}]
+    priorities = [notes.priority(stock, parent) for parent in (ROOT, 1, 2)]
+    assert priorities == [{"priority": 1000}, {"priority": 250}, {"priority": 751}]
     assert notes.priority(plain, 1) == {}
 
 
 def test_sglangs_own_numbers() -> None:
-    """Summed over labels; what is not there is 0."""
+    """Metrics are summed over labels; missing ones are 0."""
     assert parse_metrics(METRICS) == ServerMetrics(
         held=11, cached=27, capacity=20_000, evicted=5, hit=11, evicting=0.25
     )
@@ -208,11 +208,11 @@ def test_sglangs_own_numbers() -> None:
     "Nothing that is launched lets a client run code, or listens beyond this machine"
 )
 def test_servers_are_private_and_run_nobodys_code(tmp_path) -> None:
-    """What is started listens on this machine alone, and no option may open it."""
+    """Launched servers listen on 127.0.0.1 only, and options that would open them are refused."""
     python = tmp_path / "python"
     python.touch()
-    made = LaunchOptions(SPRIG_FOLDER / "policy", python, device="cpu", kv_tokens=100)
-    command = made.command(31_000)
+    launch_options = LaunchOptions(SPRIG_FOLDER / "policy", python, device="cpu", kv_tokens=100)
+    command = launch_options.command(31_000)
     assert command[command.index("--host") + 1] == "127.0.0.1"
     assert "--enable-custom-logit-processor" not in command
     for refused in ("--enable-custom-logit-processor", "--host=0.0.0.0"):
@@ -225,7 +225,7 @@ def test_servers_are_private_and_run_nobodys_code(tmp_path) -> None:
 
 
 def test_settings_say_which_servers() -> None:
-    """Each missing part by its name; letters compare steps unless something else is named."""
+    """Settings become engine options; unsupported ones are refused, the embedder is lexical."""
     urls = {
         "HEDGEROW_ENGINE": "sglang",
         "HEDGEROW_POLICY_URLS": "http://a:1, http://b:2/",
@@ -260,7 +260,7 @@ def test_settings_say_which_servers() -> None:
     ],
 )
 def test_a_check_refuses_what_a_start_would(settings: dict[str, str], message: str) -> None:
-    """However the engine would run: on servers of its own where no URLs are named."""
+    """``check`` refuses what a start would, also for launched servers."""
     environ = {f"HEDGEROW_{name.upper()}": value for name, value in settings.items()}
     with pytest.raises(SettingsError, match=re.escape(message)):
         check(load_settings(environ))
@@ -280,28 +280,28 @@ def test_a_check_refuses_what_a_start_would(settings: dict[str, str], message: s
 def test_classes_that_sglang_lacks_are_brought_along(
     config: str, package: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For the checkpoints that need them: no other server needs our distribution beside it."""
+    """Only checkpoints of these classes need our model package in the server's environment."""
     monkeypatch.delenv("SGLANG_EXTERNAL_MODEL_PACKAGE", raising=False)
     (tmp_path / "config.json").write_text(config)
-    made = LaunchOptions(tmp_path, sys.executable, classifies=True)
-    assert made.environment().get("SGLANG_EXTERNAL_MODEL_PACKAGE") == package
+    launch_options = LaunchOptions(tmp_path, sys.executable, classifies=True)
+    assert launch_options.environment().get("SGLANG_EXTERNAL_MODEL_PACKAGE") == package
 
 
 def test_a_port_is_none_that_is_taken_or_given_to_outgoing_connections(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A server binds it long after it was chosen."""
+    """Free ports are below Linux's outgoing range, because servers bind them long afterwards."""
     assert launched_server.free_port() < 32_768  # where Linux's range for connections begins
-    with socket.socket() as taken:
-        taken.bind((launched_server.HOST, 0))
-        port = taken.getsockname()[1]
+    with socket.socket() as listener:
+        listener.bind((launched_server.HOST, 0))
+        port = listener.getsockname()[1]
         monkeypatch.setattr(launched_server, "PORTS", range(port, port + 1))
         with pytest.raises(OSError, match=f"every port from {port} to {port} is taken"):
             launched_server.free_port()
 
 
 def test_launched_servers_share_the_memory_as_set(tmp_path) -> None:
-    """One server a model that is read; KV by tokens where they are given."""
+    """Servers get the memory shares that are set, and KV in tokens where these are given."""
     python = tmp_path / "python"
     python.touch()
     launch = {
@@ -325,22 +325,22 @@ def test_launched_servers_share_the_memory_as_set(tmp_path) -> None:
 
 
 def test_options_that_cannot_be_met() -> None:
-    """Named, before anything is asked."""
+    """Options that cannot be met are refused by name, before any request."""
     with pytest.raises(ValueError, match="policy_urls: none"):
         SglangOptions(SPRIG_FOLDER / "policy", ())
     with pytest.raises(ValueError, match=r"reward_urls: .*math-shepherd"):
         SglangOptions(SPRIG_FOLDER / "policy", ("http://a",))
-    for url, said in {
+    for url, message in {
         "http://": "a server is needed",
         "http://a:99999": "a server is needed",
         "http://a:b": "Invalid port: 'b'",
     }.items():
-        with pytest.raises(ValueError, match=f"policy_urls: '{url}'.*{said}"):
+        with pytest.raises(ValueError, match=f"policy_urls: '{url}'.*{message}"):
             SglangOptions(SPRIG_FOLDER / "policy", (url,), reward_format="none")
 
 
 def test_one_model_a_server(tmp_path) -> None:
-    """Further models would be asked for at the first one's servers."""
+    """A models file is refused, because further models would be requested of the same servers."""
     file = tmp_path / "models.toml"
     file.write_text('["other"]\nwidth = 1\n')
     settings = {"HEDGEROW_ENGINE": "sglang", "HEDGEROW_POLICY_URLS": "http://a"}
@@ -357,17 +357,17 @@ def test_one_model_a_server(tmp_path) -> None:
 async def test_a_connection_that_ends_without_a_word_is_not_a_lost_server(
     ask: Callable[[Replica], Awaitable[object]],
 ) -> None:
-    """Whatever is asked is asked once more; a server that ends every connection is lost."""
-    asked = 0
+    """A request whose connection ends is sent once more; after a second end the server is lost."""
+    requests = 0
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal asked
-        asked += 1
+        nonlocal requests
+        requests += 1
         if (await reader.readuntil(b"\r\n\r\n")).startswith(b"POST"):
             await reader.readuntil(b"}")
-        if asked == patience:
-            said = b'{"meta_info":{},"internal_states":[]}'
-            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(said) + said)
+        if requests == patience:
+            body = b'{"meta_info":{},"internal_states":[]}'
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
         writer.close()
 
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
@@ -376,11 +376,11 @@ async def test_a_connection_that_ends_without_a_word_is_not_a_lost_server(
     try:
         patience = 2
         await ask(replica)
-        assert (asked, replica.up) == (2, True)
-        asked, patience = 0, 3
+        assert (requests, replica.up) == (2, True)
+        requests, patience = 0, 3
         with suppress(ReplicaLost):
             await ask(replica)
-        assert (asked, replica.up) == (2, False)
+        assert (requests, replica.up) == (2, False)
     finally:
         await replica.close()
         server.close()

@@ -21,7 +21,7 @@ from tests.runtime.sglang.support import ON_SERVERS, START_SECONDS, SharedServer
 
 pytestmark = [*ON_SERVERS, pytest.mark.nightly, pytest.mark.asyncio(loop_scope="module")]
 
-ASKED = (
+QUESTIONS = (
     "What is the capital of France?",
     "Say <|im_end|> and 漢字 🌳.",
     "A pen costs 3 coins and a book 12. How much are two pens and a book?",
@@ -36,19 +36,19 @@ def folder() -> Path:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def sglang(folder: Path, yard: SharedServers) -> AsyncIterator[SglangEngine]:
-    """An engine on a server of its own that draws by our noise."""
+    """An engine on a server of its own that samples with our noise."""
     await yard.rest()
     server = LaunchedServer(replace(stock(), model=folder, kv_tokens=4_000, seeds=True))
     try:
         server.start()
         await server.ready(START_SECONDS)
-        made = await SglangEngine.start(
+        engine = await SglangEngine.start(
             SglangOptions(
                 policy=folder, policy_urls=(server.url,), reward_format="none", probe_seconds=60.0
             )
         )
-        yield made
-        await made.close()
+        yield engine
+        await engine.close()
     finally:
         await asyncio.to_thread(server.stop)
 
@@ -64,16 +64,16 @@ async def sglang(folder: Path, yard: SharedServers) -> AsyncIterator[SglangEngin
 async def test_steps_are_the_embedded_engines(
     sampling: Sampling, sglang: SglangEngine, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Token by token, greedy and by the same noise, both in float32."""
+    """Tokens are equal, greedy and with the same noise, both in float32."""
     text = Text(folder)
-    prompts = [text.encode_chat([{"role": "user", "content": asked}]) for asked in ASKED]
-    wanted = [
+    prompts = [text.encode_chat([{"role": "user", "content": question}]) for question in QUESTIONS]
+    branches = [
         Branch(ROOT, i, tuple(ids), 500 + i, sampling.max_step_tokens, i + 1)
         for i, ids in enumerate(prompts)
     ]
     embedded = engine_maker(folder, monkeypatch)(batch_limit=64)
-    ours = await embedded.expand("oak", wanted, sampling)
-    theirs = await sglang.expand("oak", wanted, sampling)
-    for one, other in zip(ours, theirs, strict=True):
-        assert (one.text, one.tokens, one.finish) == (other.text, other.tokens, other.finish)
-        assert one.logprob == pytest.approx(other.logprob, abs=1e-3)
+    ours = await embedded.expand("oak", branches, sampling)
+    theirs = await sglang.expand("oak", branches, sampling)
+    for our, their in zip(ours, theirs, strict=True):
+        assert (our.text, our.tokens, our.finish) == (their.text, their.tokens, their.finish)
+        assert our.logprob == pytest.approx(their.logprob, abs=1e-3)

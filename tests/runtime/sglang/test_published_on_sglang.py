@@ -29,13 +29,13 @@ from tests.runtime.test_reward_models import PROMPT, QUESTION
 pytestmark = [*ON_SERVERS, pytest.mark.nightly, pytest.mark.asyncio(loop_scope="session")]
 
 ROWS = [*zip_longest([row.names[0] for row in public_policies()], FORMATS)]
-"""Each policy with a reward model beside it, as long as there are some left: a server starts as
-fast beside another."""
+"""Each policy paired with a reward model while there are any, as two servers start in the time
+of one."""
 
 
 @asynccontextmanager
 async def serving(folders: list[Path], form: str | None) -> AsyncIterator[list[LaunchedServer]]:
-    """A server of each folder: the policy's, and that of a reward model of this format."""
+    """Start a server for each folder: the policy's, and the reward model's if ``form`` is given."""
     plain = replace(stock(), kv_tokens=2_000, memory=0.3)
     servers = [LaunchedServer(replace(plain, model=folders[0]))]
     if form is not None:
@@ -50,8 +50,8 @@ async def serving(folders: list[Path], form: str | None) -> AsyncIterator[list[L
         await asyncio.gather(*(asyncio.to_thread(server.stop) for server in servers))
 
 
-async def drawn(server: LaunchedServer) -> tuple[list[float], list[int]]:
-    """Log-probabilities of the path's tokens and of those drawn greedily after it, and these."""
+async def draw(server: LaunchedServer) -> tuple[list[float], list[int]]:
+    """Log-probabilities of the path's tokens and of TOKENS greedy ones after it; the greedy ids."""
     body = {
         "input_ids": IDS,
         "sampling_params": {"temperature": 0.0, "max_new_tokens": TOKENS, "ignore_eos": True},
@@ -60,13 +60,13 @@ async def drawn(server: LaunchedServer) -> tuple[list[float], list[int]]:
     }
     async with httpx.AsyncClient(base_url=server.url, timeout=600.0, trust_env=False) as client:
         answer = (await client.post("/generate", json=body)).raise_for_status().json()
-    said, tokens = answer["meta_info"], answer["output_ids"]
-    rows = [*said["input_token_logprobs"][1:], *said["output_token_logprobs"]]
+    meta, tokens = answer["meta_info"], answer["output_ids"]
+    rows = [*meta["input_token_logprobs"][1:], *meta["output_token_logprobs"]]
     return [row[0] for row in rows], tokens
 
 
 def greedy(folder: Path) -> tuple[list[float], list[int]]:
-    """The same by transformers."""
+    """The same as ``draw`` by transformers."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     with torch.inference_mode():
         ids = model.generate(
@@ -77,7 +77,7 @@ def greedy(folder: Path) -> tuple[list[float], list[int]]:
 
 
 def largest(ours: list[float], theirs: list[float]) -> float:
-    return max(abs(one - other) for one, other in zip(ours, theirs, strict=True))
+    return max(abs(our - their) for our, their in zip(ours, theirs, strict=True))
 
 
 @pytest.mark.parametrize(("policy", "prm"), ROWS)
@@ -90,8 +90,8 @@ async def test_a_rows_models_are_transformers(
     folders = [tiny(policy, tmp_path), *([tiny(prm, tmp_path)] if prm else [])]
     form = FORMATS[prm] if prm else None
     async with serving(folders, form) as servers:
-        (ours, tokens), (theirs, wanted) = await drawn(servers[0]), greedy(folders[0])
-        assert tokens == wanted
+        (ours, tokens), (theirs, their_tokens) = (await draw(servers[0]), greedy(folders[0]))
+        assert tokens == their_tokens
         print(f"{policy}: {largest(ours, theirs):.1e}")
         assert largest(ours, theirs) <= WITHIN
         if prm is None or form is None:

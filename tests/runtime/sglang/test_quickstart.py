@@ -1,4 +1,4 @@
-"""The quickstart's own lines, up to where a GPU is needed: tiny checkpoints, SGLang on the CPU."""
+"""The quickstart's commands, with tiny checkpoints and SGLang on the CPU instead of a GPU."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ ON_THIS_MACHINE = [
     *("--engine", "sglang", "--launch", "--port", "0"),
     *("--launch-memory", f"{MEMORY},{MEMORY}", "--kv-tokens", "8000", "--prm-kv-tokens", "8000"),
 ]
-"""What the line leaves to the machine, which has no GPU here and shares its memory."""
+"""Options that the page's command does not need, for a machine without a GPU."""
 
 
 def serve_line() -> list[str]:
-    """The page's command without Docker."""
+    """The arguments of the page's ``hedgerow serve`` command."""
     [line] = re.findall(r"^hedgerow serve .*$", PAGE, re.M)
     return shlex.split(line)
 
 
-def asked() -> dict[str, Any]:
+def request_body() -> dict[str, Any]:
     """The body of the page's request."""
     [body] = re.findall(r"-d '(\{.*?\})'", PAGE, re.S)
     return json.loads(body)
 
 
 def tiny(names: list[str], folder: Path) -> list[Path]:
-    """Checkpoints of the classes that the names' own have, in folders called like them."""
+    """Tiny checkpoints of the named models' classes, in folders with their names."""
     policy, reward = (folder / name.rpartition("/")[2] for name in names)
     make_checkpoint(policy, "qwen2", vocab_size=320)
     make_tokenizer(QWEN_SPECIALS, QWEN).save_pretrained(policy)
@@ -48,10 +48,10 @@ def tiny(names: list[str], folder: Path) -> list[Path]:
 
 
 def test_the_page_is_short_and_names_one_model_throughout() -> None:
-    """At most fifteen lines are typed; the request names what the command serves."""
+    """The page has at most fifteen lines to type; the request names the served model."""
     typed = "".join(re.findall(r"^```\n(.*?)^```$", PAGE, re.S | re.M))
     assert len(typed.splitlines()) <= 15
-    assert serve_line()[2] == asked()["model"]
+    assert serve_line()[2] == request_body()["model"]
     example = (ROOT / "deploy" / ".env.example").read_text()
     assert re.findall(r"^HEDGEROW_\w+_MODEL=(\S+)$", example, re.M) == serve_line()[2::2]
 
@@ -59,8 +59,8 @@ def test_the_page_is_short_and_names_one_model_throughout() -> None:
 @pytest.mark.nightly
 @pytest.mark.sglang
 def test_the_lines_lead_to_a_searched_answer(tmp_path: Path) -> None:
-    """The class of each model, the profile, the reward format and the served name are read off the
-    checkpoints: nothing is named but the two folders."""
+    """Only the two folders are named: classes, profile, reward format and served name are read from
+    the checkpoints."""
     program, command, policy, flag, reward = serve_line()
     assert (program, flag) == ("hedgerow", "--reward-model")
     paths = tiny([policy, reward], tmp_path)
@@ -77,14 +77,14 @@ def test_the_lines_lead_to_a_searched_answer(tmp_path: Path) -> None:
         lines: list[str] = []
         for line in process.stderr:
             lines.append(line)
-            if found := re.search(r"ready: serving (\S+) on (http://[^\s\"]+)", line):
+            if match := re.search(r"ready: serving (\S+) on (http://[^\s\"]+)", line):
                 break
         else:
             pytest.fail("".join(lines[-20:]))
-        assert found[1] == paths[0].name  # a folder's; what comes from the hub keeps its whole name
-        body = asked() | {"model": found[1]}
+        assert match[1] == paths[0].name  # the folder's; a model from the hub keeps its whole name
+        body = request_body() | {"model": match[1]}
         body["search"]["width"] = 4
-        answer = httpx.post(f"{found[2]}/v1/chat/completions", json=body, timeout=600)
+        answer = httpx.post(f"{match[2]}/v1/chat/completions", json=body, timeout=600)
         assert answer.status_code == 200, answer.text
         search = answer.json()["search"]
         assert search["reproducible"] == "seeded"

@@ -1,4 +1,4 @@
-"""Rounds that wait for room in a server's pool, and what lets them in."""
+"""Rounds wait for room in a server's pool until others shrink or end."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from search.tree import Finish
 
 
 def pool(capacity: int) -> RoundGate:
-    """A gate before a pool of so many tokens."""
+    """A gate for a pool of ``capacity`` tokens."""
     gate = RoundGate()
     gate.capacity = capacity
     return gate
 
 
 def branch(path: tuple[int, ...], limit: int) -> Branch:
-    """A draw after a path."""
+    """A branch after ``path`` of at most ``limit`` tokens."""
     return Branch(0, 0, path, 0, limit, 1)
 
 
 async def waits(task: asyncio.Task[None]) -> bool:
-    """Whether a round that was to begin has not."""
+    """Whether the task still waits after five turns of the event loop."""
     for _ in range(5):
         await asyncio.sleep(0)
     return not task.done()
 
 
 async def test_the_oldest_search_goes_first() -> None:
-    """Two of 200 tokens in a pool of 300: the younger runs when the older one has drawn a round
-    that leaves less, waits again when it has grown, and runs when it is over."""
+    """Two searches of 200 tokens in a pool of 300: the younger one runs while the older one needs
+    less after a round, waits when it needs more again, and runs when it is over."""
     gate = pool(300)
     await gate.enter("old", 200)
     young = asyncio.create_task(gate.enter("young", 200))
@@ -47,7 +47,7 @@ async def test_the_oldest_search_goes_first() -> None:
 
 
 async def test_a_pool_that_is_unknown_or_fits_all_holds_nothing_back() -> None:
-    """However many there are."""
+    """Rounds never wait if the pool's size is unknown (0) or fits all of them."""
     for capacity in (0, 3000):
         gate = pool(capacity)
         async with asyncio.timeout(5):
@@ -55,7 +55,7 @@ async def test_a_pool_that_is_unknown_or_fits_all_holds_nothing_back() -> None:
 
 
 async def test_a_search_that_gives_up_waiting_is_forgotten() -> None:
-    """Others that came later go on."""
+    """A cancelled waiter does not block searches that came later."""
     gate = pool(300)
     await gate.enter("old", 250)
     young = asyncio.create_task(gate.enter("young", 100))
@@ -70,9 +70,9 @@ async def test_a_search_that_gives_up_waiting_is_forgotten() -> None:
 
 
 def test_a_round_needs_its_paths_and_its_steps() -> None:
-    """Two from a path of two tokens, of which a third's three begin with one: four tokens. Steps
-    are expected to be as long as those before, the first ones 64 tokens, and none longer than it
-    may be."""
+    """Two branches with a path of two tokens and one of three that shares the first take four
+    tokens. Steps are expected to be as long as earlier ones (the first: 64 tokens), up to their
+    limits."""
     gate = pool(300)
     branches = [branch((1, 2), 256), branch((1, 2), 8), branch((1, 3, 4), 8)]
     assert gate.need(branches) == 4 + 64 + 8 + 8
@@ -81,8 +81,8 @@ def test_a_round_needs_its_paths_and_its_steps() -> None:
 
 
 def test_what_is_asked_for_at_once() -> None:
-    """As much as steps have had, where they would not all find room at their limit; all of it where
-    they do or the pool is not known."""
+    """Draws ask for the length of earlier steps if not all fit at their limit; for the limit if all
+    fit or the pool is unknown."""
     branches = [branch((1, 2), 32)] * 64
     for capacity, most in ((300, 12), (0, 32), (3000, 32)):
         gate = pool(capacity)
@@ -92,7 +92,7 @@ def test_what_is_asked_for_at_once() -> None:
 
 
 async def test_a_search_stands_at_one_gate() -> None:
-    """On another server it leaves the first one's to others."""
+    """A search that moves to another server's gate frees its room at the first one."""
     here, there = (Replica(f"http://{n}", ServerTimes(1, 1, 1, 9)) for n in "ab")
     here.kv_tokens = there.kv_tokens = 300
     gates = RoundGates()

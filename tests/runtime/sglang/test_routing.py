@@ -1,4 +1,4 @@
-"""Routers before SGLang servers: what they are told of a tree, and whether they heed it."""
+"""Routers before SGLang servers: the routing header of a tree, and whether they heed it."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ POLICY = SPRIG_FOLDER / "policy"
 PATHS = {"/get_server_info": "/server_info", "/health": "/health"} | {
     path: path for path in ("/generate", "/health_generate", "/get_model_info")
 }
-"""What SMG 1.13 passes on, and as what; for anything else it has 404."""
+"""Paths that SMG 1.13 forwards, and the path at the worker; any other path gets 404."""
 
 
 def test_headers_follow_from_the_tree_alone() -> None:
-    """One key a tree, which tells nothing of it; none where no router is."""
+    """Each tree has a key that does not reveal its name; without a router there is no header."""
     smg = Routing("smg")
     (name, key), *rest = smg.headers("acme/t1").items()
     assert (name, rest) == ("X-SMG-Routing-Key", [])
@@ -53,10 +53,10 @@ def test_headers_follow_from_the_tree_alone() -> None:
 
 @given(st.integers(-(1 << 63), (1 << 63) - 1))
 def test_a_seed_is_the_same_without_its_sign(seed: int) -> None:
-    """Our plug-in reads its 64 bits either way."""
-    named = unsigned({"sampling_params": {"sampling_seed": seed}})["sampling_params"]
-    assert named["sampling_seed"] >= 0
-    params = SimpleNamespace(**named, custom_params=None)
+    """The plug-in reads the same 64-bit seed from its signed and unsigned forms."""
+    unsigned_params = unsigned({"sampling_params": {"sampling_seed": seed}})["sampling_params"]
+    assert unsigned_params["sampling_seed"] >= 0
+    params = SimpleNamespace(**unsigned_params, custom_params=None)
     assert _seed_of(SimpleNamespace(sampling_params=params)) == seed
     sign_seed(params)
     assert params.sampling_seed == seed
@@ -65,37 +65,37 @@ def test_a_seed_is_the_same_without_its_sign(seed: int) -> None:
 
 
 def test_what_is_not_kept_together_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    """By the header's name; not of few tokens, nor where trees are kept together."""
+    """A low hit rate is logged once with the header's name; not for few tokens or a high rate."""
     routing = Routing("smg")
     for expected, missing in ((900, 900), (2000, 100)):
         routing.check(expected, missing)
     assert not caplog.messages
     for _ in range(2):
         routing.check(2000, 500)
-    (said,) = caplog.messages
-    assert "of 2000 tokens that searches had read before 75 % were cached" in said
-    assert said.endswith("does it heed the header X-SMG-Routing-Key?")
+    (warning,) = caplog.messages
+    assert "of 2000 tokens that searches had read before 75 % were cached" in warning
+    assert warning.endswith("does it heed the header X-SMG-Routing-Key?")
 
 
 class CachingStub(Stub):
-    """It has what it has read, and tells of a request how much of it that was."""
+    """A stub that remembers what it has read and reports ``cached_tokens``."""
 
     def __init__(self, *of: Any) -> None:
         super().__init__(*of)
         self._read: set[tuple[int, ...]] = set()
 
-    def _generated(self, asked: dict[str, Any]) -> dict[str, Any]:
-        said = super()._generated(asked)
-        path = tuple(asked["input_ids"])
+    def _generated(self, body: dict[str, Any]) -> dict[str, Any]:
+        reply = super()._generated(body)
+        path = tuple(body["input_ids"])
         cached = next((n for n in range(len(path) - 1, 0, -1) if path[:n] in self._read), 0)
-        said["meta_info"]["cached_tokens"] = cached
-        whole = (*path, *said["output_ids"])
+        reply["meta_info"]["cached_tokens"] = cached
+        whole = (*path, *reply["output_ids"])
         self._read |= {whole[:n] for n in range(1, len(whole) + 1)}
-        return said
+        return reply
 
 
 class Router:
-    """Before two stubs, as SMG: it takes no lists, and seeds without a sign alone."""
+    """A router like SMG before two stubs: it refuses lists and negative seeds."""
 
     def __init__(self, choose: Callable[[str], int]) -> None:
         self.keys: list[str] = []
@@ -124,9 +124,9 @@ class Router:
                 name, _, value = line.decode().partition(":")
                 headers[name.lower()] = value.strip()
             body = await reader.readexactly(int(headers.get("content-length", 0)))
-            status, said = await self._routed(method, path, headers, body)
-            writer.write(b"HTTP/1.1 %d X\r\ncontent-length: %d\r\n\r\n" % (status, len(said)))
-            writer.write(said)
+            status, content = await self._routed(method, path, headers, body)
+            writer.write(b"HTTP/1.1 %d X\r\ncontent-length: %d\r\n\r\n" % (status, len(content)))
+            writer.write(content)
         writer.close()
 
     async def _routed(
@@ -136,11 +136,11 @@ class Router:
             return 404, b"{}"
         key = headers.get("x-smg-routing-key", "")
         if path == "/generate":
-            asked = json.loads(body)
+            request = json.loads(body)
             self.keys.append(key)
-            if not isinstance(asked.get("rid", ""), str):
+            if not isinstance(request.get("rid", ""), str):
                 return 422, b'"rid: invalid type: sequence"'
-            if asked["sampling_params"].get("sampling_seed", 0) < 0:
+            if request["sampling_params"].get("sampling_seed", 0) < 0:
                 return 422, b'"sampling_seed: expected u64"'
         worker = self._workers[self._choose(key)]
         answer = await self._client.request(method, worker.url + PATHS[path], content=body)
@@ -148,12 +148,12 @@ class Router:
 
 
 def by_key(key: str) -> int:
-    """As ``manual`` does."""
+    """Choose a worker by the routing key, like SMG's policy ``manual``."""
     return int(key or "0", 16) % 2
 
 
 def in_turn() -> Callable[[str], int]:
-    """As ``round_robin`` does, whatever the key."""
+    """Choose workers in turn whatever the key, like ``round_robin``."""
     turn = itertools.count()
     return lambda _: next(turn) % 2
 
@@ -171,7 +171,7 @@ async def routed(choose: Callable[[str], int]) -> AsyncIterator[tuple[SglangEngi
         yield engine, router
 
 
-async def grown(engine: SglangEngine, tree: str, seed: int) -> Outcome:
+async def grow(engine: SglangEngine, tree: str, seed: int) -> Outcome:
     question = f"Use {seed + 1} 9 10 13 to make 24."
     return await search(
         Problem(tuple(Text(POLICY).encode(question)), question),
@@ -191,9 +191,9 @@ async def grown(engine: SglangEngine, tree: str, seed: int) -> Outcome:
 async def test_a_router_that_heeds_the_header_keeps_trees_together(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Every request of a tree has its key, from the first on; what was read before is cached."""
+    """Requests of a tree share a key, so their prefixes are cached; ignoring it is warned about."""
     async with routed(by_key) as (engine, router):
-        outcomes = [await grown(engine, f"t{n}", n) for n in range(4)]
+        outcomes = [await grow(engine, f"t{n}", n) for n in range(4)]
         keys = Counter(router.keys) - Counter([""])
         assert set(keys) == {Routing("smg").headers(f"t{n}")["X-SMG-Routing-Key"] for n in range(4)}
         totals = (await engine.usage()).totals
@@ -202,6 +202,6 @@ async def test_a_router_that_heeds_the_header_keeps_trees_together(
         assert "does it heed" not in caplog.text
     async with routed(in_turn()) as (engine, _):
         with caplog.at_level(logging.WARNING):
-            others = [await grown(engine, f"t{n}", n) for n in range(4)]
+            others = [await grow(engine, f"t{n}", n) for n in range(4)]
         assert caplog.text.count("does it heed the header X-SMG-Routing-Key?") == 1
-    assert [one.digest for one in others] == [one.digest for one in outcomes]
+    assert [outcome.digest for outcome in others] == [outcome.digest for outcome in outcomes]

@@ -18,7 +18,7 @@ from server.settings import load_settings
 from tests.runtime.sglang.real_searches import (
     QUESTIONS,
     TEXT,
-    grown,
+    grow,
     options,
     prompt_of,
 )
@@ -27,7 +27,7 @@ from tests.runtime.sglang.support import ON_SERVERS, SharedServers
 pytestmark = [*ON_SERVERS, pytest.mark.asyncio(loop_scope="session")]
 
 TIMES, PLUS = (TEXT.pieces.index(piece) for piece in (b" *", b" +"))
-ASKED = [
+PARAMETERS = [
     LogitsParams(top_k=2),
     LogitsParams(min_p=0.4),
     LogitsParams(logit_bias=((TIMES, -50.0), (PLUS, 3.0))),
@@ -41,7 +41,7 @@ ASKED = [
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def engines(yard: SharedServers) -> AsyncIterator[tuple[Engine, SglangEngine]]:
-    """The embedded one, and one on a policy's server with the plug-in."""
+    """The embedded engine, and one on a policy server with our plug-in."""
     (server,) = await yard.have("policy")
     engine = await SglangEngine.start(options([server], []))
     async with running(load_settings({})) as embedded:
@@ -51,15 +51,15 @@ async def engines(yard: SharedServers) -> AsyncIterator[tuple[Engine, SglangEngi
 
 async def reply(engine: Engine, params: LogitsParams, piece: int) -> str:
     """The beginning of a plain reply, drawn ``piece`` tokens at a time."""
-    wanted = PlainCompletion(prompt_of(QUESTIONS[0]), 100, piece, 7, logits=params)
-    return (await complete(wanted, engine, f"{params}/{piece}", lambda text: None)).text
+    completion = PlainCompletion(prompt_of(QUESTIONS[0]), 100, piece, 7, logits=params)
+    return (await complete(completion, engine, f"{params}/{piece}", lambda text: None)).text
 
 
-@pytest.mark.parametrize("params", ASKED, ids=lambda params: "+".join(params.asked()))
+@pytest.mark.parametrize("params", PARAMETERS, ids=lambda params: "+".join(params.asked()))
 async def test_a_reply_is_the_embedded_engines(
     engines: tuple[Engine, SglangEngine], params: LogitsParams
 ) -> None:
-    """However many requests it is drawn by: what was drawn before counts."""
+    """Replies are equal in one request or many, as earlier pieces count as output."""
     embedded, engine = engines
     assert engine.capabilities.logits_params == LOGITS_PARAMS
     plain, whole, pieces = await asyncio.gather(
@@ -75,10 +75,10 @@ async def test_a_reply_is_the_embedded_engines(
 async def test_a_tree_is_the_embedded_engines(
     engines: tuple[Engine, SglangEngine], policy: str
 ) -> None:
-    """Step by step, and as chains of one request each: a penalty counts a trajectory."""
-    asked = {field.name: getattr(ASKED[-1], field.name) for field in fields(LogitsParams)}
-    spec = asked | {"logit_bias": {TIMES: -2.0}, "policy": policy, "width": 8}
+    """Trees are equal step by step and as chains; a penalty counts the whole trajectory."""
+    params = {field.name: getattr(PARAMETERS[-1], field.name) for field in fields(LogitsParams)}
+    spec = params | {"logit_bias": {TIMES: -2.0}, "policy": policy, "width": 8}
     embedded, engine = engines
-    trees = [steps_of(await grown(one, QUESTIONS[0], **spec)) for one in (embedded, engine)]
+    trees = [steps_of(await grow(either, QUESTIONS[0], **spec)) for either in (embedded, engine)]
     assert trees[0] == trees[1]
-    assert trees[0] != steps_of(await grown(engine, QUESTIONS[0], policy=policy, width=8))
+    assert trees[0] != steps_of(await grow(engine, QUESTIONS[0], policy=policy, width=8))

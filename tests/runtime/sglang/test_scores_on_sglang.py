@@ -37,25 +37,25 @@ ITEMS = [{"question": question, "steps": steps} for question in QUESTIONS for st
 
 
 async def scores(engine: Engine, body: dict[str, Any]) -> list[list[float]]:
-    """The rewards of each reply."""
+    """The rewards of each reply, by ``POST /v1/score`` of an app over ``engine``."""
     app = create_app(create_service(Settings(), engine, Text(POLICY)))
     transport = httpx2.ASGITransport(app=app)
     async with httpx2.AsyncClient(transport=transport, base_url="http://h", timeout=600) as client:
-        got = (await client.post("/v1/score", json=body)).raise_for_status().json()
-    return [row["rewards"] for row in got["data"]]
+        reply = (await client.post("/v1/score", json=body)).raise_for_status().json()
+    return [row["rewards"] for row in reply["data"]]
 
 
 async def test_rewards_are_the_embedded_engines(yard: SharedServers) -> None:
-    """One or many, to 1e-3; a reply's rewards do not hang on its company."""
+    """Rewards agree to 1e-3 with the embedded engine's, and one by one with all at once."""
     await yard.have("policy", "reward")
     engine = (await yard.launched()).engine
     many = await scores(engine, {"items": ITEMS})
-    one = [(await scores(engine, item))[0] for item in ITEMS]
+    singly = [(await scores(engine, item))[0] for item in ITEMS]
     async with closing(
         await EmbeddedEngine.start(EngineOptions(POLICY, PRM, "math-shepherd"))
     ) as embedded:
         expected = await scores(embedded, {"items": ITEMS})
-    for own, alone, there in zip(many, one, expected, strict=True):
-        assert own == pytest.approx(alone, abs=1e-3)
-        assert own == pytest.approx(there, abs=1e-3)
+    for ours, alone, theirs in zip(many, singly, expected, strict=True):
+        assert ours == pytest.approx(alone, abs=1e-3)
+        assert ours == pytest.approx(theirs, abs=1e-3)
     assert len({reward for row in many for reward in row}) > len(ITEMS)

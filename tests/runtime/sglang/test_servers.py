@@ -41,7 +41,7 @@ from tests.runtime.sglang.real_searches import (
     PRM,
     QUESTIONS,
     TEXT,
-    grown,
+    grow,
     options,
     prompt_of,
 )
@@ -60,13 +60,13 @@ def fork(prefix: tuple[int, ...], children: int, *, parent: int = 0, limit: int 
 @pytest_asyncio.fixture(loop_scope="session")
 async def engine(yard: SharedServers) -> AsyncIterator[SglangEngine]:
     policy, reward = await yard.have("policy", "reward")
-    made = await SglangEngine.start(options([policy], [reward]))
-    yield made
-    await made.close()
+    sglang_engine = await SglangEngine.start(options([policy], [reward]))
+    yield sglang_engine
+    await sglang_engine.close()
 
 
 async def at_work(server: LaunchedServer) -> int:
-    """Requests that a server runs or holds back."""
+    """The number of requests that a server runs or queues."""
     async with httpx.AsyncClient(base_url=server.url, timeout=60.0, trust_env=False) as client:
         loads = (await client.get("/v1/loads")).json()["loads"]
     return sum(load["num_running_reqs"] + load["num_waiting_reqs"] for load in loads)
@@ -79,13 +79,13 @@ async def until_idle(server: LaunchedServer) -> None:
 
 
 async def test_launched_servers_begin_with_the_engine(yard: SharedServers) -> None:
-    """``--launch`` on a CPU: both servers, our plug-in at work. That nothing is left of them
-    afterwards is seen where the yard ends."""
+    """``--launch`` on a CPU starts both servers with our plug-in. The yard's fixture checks that
+    nothing of them is left afterwards."""
     parts = await yard.launched()
     for server in await yard.have("policy", "reward"):  # other files' tests may have ended them
         await server.health()
     assert parts.engine.capabilities.reproducible == "seeded"
-    outcome = await grown(parts.engine, QUESTIONS[0], policy="ets")
+    outcome = await grow(parts.engine, QUESTIONS[0], policy="ets")
     assert (outcome.stats.finished, outcome.reproducible) == (4, "seeded")
     usage = await parts.engine.usage()
     assert (usage.kv_tokens_active, usage.kv_tokens_cached > 0) == (0, True)
@@ -93,7 +93,7 @@ async def test_launched_servers_begin_with_the_engine(yard: SharedServers) -> No
 
 @pytest.mark.promise("On SGLang greedy steps are the embedded engine's, and rewards within 0.02")
 async def test_greedy_steps_and_rewards_are_the_embedded_engines(engine: SglangEngine) -> None:
-    """Step after step to the end: ids, texts, finishes; rewards within 0.02."""
+    """Greedy steps to the end have equal ids, texts and finishes; rewards agree to 0.02."""
     async with closing(
         await EmbeddedEngine.start(EngineOptions(POLICY, PRM, threads=1))
     ) as embedded:
@@ -106,7 +106,7 @@ async def test_greedy_steps_and_rewards_are_the_embedded_engines(engine: SglangE
 
 
 async def test_draws_by_seed_are_the_embedded_engines(engine: SglangEngine) -> None:
-    """The plug-in draws by the embedded engine's noise: in float32 hardly a step differs."""
+    """The plug-in uses the embedded engine's noise: in float32 at most 1 of 32 steps differs."""
     assert (engine.capabilities.exact, engine.capabilities.reproducible) == (False, "seeded")
     prompt, sampling = prompt_of("Use 5 6 7 8 to make 24."), Sampling(temperature=0.8, top_p=0.9)
     async with closing(
@@ -120,16 +120,16 @@ async def test_draws_by_seed_are_the_embedded_engines(engine: SglangEngine) -> N
     assert [step.tokens for step in again] == [step.tokens for step in ours]
     same = sum(a.tokens == b.tokens for a, b in zip(ours, theirs, strict=True))
     assert same >= 31
-    first, second = [await grown(engine, QUESTIONS[2]) for _ in range(2)]
+    first, second = [await grow(engine, QUESTIONS[2]) for _ in range(2)]
     assert steps_of(first) == steps_of(second)
 
 
 async def test_chains_are_whole_in_one_request(engine: SglangEngine) -> None:
-    """Where no reward steers and nothing may cut a search short: the same tree as round by round,
-    and each prompt is read once."""
+    """Without rewards that steer or a deadline, chains in one request give the tree of rounds, with
+    fewer cached reads."""
     for policy in ("self_consistency", "best_of_n"):
-        chains = await grown(engine, QUESTIONS[1], policy=policy, width=8)
-        rounds = await grown(engine, QUESTIONS[1], policy=policy, width=8, deadline_ms=600_000)
+        chains = await grow(engine, QUESTIONS[1], policy=policy, width=8)
+        rounds = await grow(engine, QUESTIONS[1], policy=policy, width=8, deadline_ms=600_000)
         assert steps_of(chains) == steps_of(rounds)
         assert chains.answer == rounds.answer
         cost, by_rounds = chains.stats.engine, rounds.stats.engine
@@ -144,11 +144,11 @@ async def test_chains_are_whole_in_one_request(engine: SglangEngine) -> None:
 async def test_a_step_in_two_requests_is_the_step_in_one(
     engine: SglangEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where three tokens are asked for at first, and then the rest: the same tree, all of it held,
-    and nothing read again."""
-    whole = await grown(engine, QUESTIONS[1], "two/whole", width=8)
+    """Requesting three tokens first and then the rest gives the same tree, with the same KV peak
+    and no recomputation."""
+    whole = await grow(engine, QUESTIONS[1], "two/whole", width=8)
     monkeypatch.setattr(RoundGate, "tokens_at_once", lambda gate, branches: 3)
-    parts = await grown(engine, QUESTIONS[1], "two/parts", width=8)
+    parts = await grow(engine, QUESTIONS[1], "two/parts", width=8)
     assert steps_of(parts) == steps_of(whole)
     assert min(len(node.tokens) for node in whole.tree.nodes[1:]) > 3
     cost, at_once = parts.stats.engine, whole.stats.engine
@@ -158,7 +158,7 @@ async def test_a_step_in_two_requests_is_the_step_in_one(
 
 
 async def test_steps_end_where_they_are_to_end(engine: SglangEngine) -> None:
-    """At a token of the limit's number; at a stop that several tokens make; within the context."""
+    """Steps end at the limit or a stop string of several tokens; overlong prefixes are refused."""
     prompt = prompt_of(QUESTIONS[0])
     (cut,) = await engine.expand("ends", fork(prompt, 1, limit=3), GREEDY)
     assert (len(cut.tokens), cut.finish) == (3, Finish.LENGTH)
@@ -178,7 +178,7 @@ async def test_steps_end_where_they_are_to_end(engine: SglangEngine) -> None:
 
 @pytest.mark.promise("On SGLang every fork hits its prefix")
 async def test_every_fork_hits_its_prefix(engine: SglangEngine) -> None:
-    """All but a prefix's last token comes from the cache, for policy and reward model."""
+    """All but a prefix's last token comes from the cache, on the policy's and the reward server."""
     prompt, sampling = prompt_of("Use 2 3 5 12 to make 24."), Sampling()
     first = await engine.expand("fork", fork(prompt, 8), sampling)
     second = await engine.expand("fork", fork(prompt + first[0].tokens, 8, parent=1), sampling)
@@ -188,7 +188,7 @@ async def test_every_fork_hits_its_prefix(engine: SglangEngine) -> None:
     rewards = await engine.score("fork", prompt, "", deeper)
     assert all(0 <= reward <= 1 for reward in rewards)
     cost = await engine.release("fork")
-    assert cost.prefilled_tokens <= len(prompt)  # once, and not at all if a test before has
+    assert cost.prefilled_tokens <= len(prompt)  # once, or 0 if an earlier test has read it
     assert cost.rehydrated_tokens == 0
     prefixes = 8 * (len(prompt) - 1) + 8 * (len(prompt + first[0].tokens) - 1)
     assert cost.cached_tokens >= prefixes
@@ -202,38 +202,38 @@ async def test_every_fork_hits_its_prefix(engine: SglangEngine) -> None:
 async def test_steps_drawn_early_leave_trees_alone(
     engine: SglangEngine, yard: SharedServers
 ) -> None:
-    """Some are used, all are told, none is left at work; the servers were launched for it."""
+    """Early steps are used or counted as wasted, none stays at work, and trees do not change."""
     policy, reward = await yard.have("policy", "reward")
     async with closing(
         await SglangEngine.start(options([policy], [reward], speculate=True))
     ) as early:
-        outcomes = [await grown(early, question, width=8) for question in QUESTIONS[:2]]
+        outcomes = [await grow(early, question, width=8) for question in QUESTIONS[:2]]
         usage = await early.usage()
         assert usage.totals.speculated_used > 0
         cost = sum(outcome.stats.engine.decoded_tokens for outcome in outcomes)
-        drawn = sum(outcome.stats.generated_tokens for outcome in outcomes)
-        assert cost == drawn + usage.totals.speculated_wasted
+        generated = sum(outcome.stats.generated_tokens for outcome in outcomes)
+        assert cost == generated + usage.totals.speculated_wasted
         await until_idle(policy)
     for outcome, question in zip(outcomes, QUESTIONS[:2], strict=True):
-        plain = await grown(engine, question, width=8)
+        plain = await grow(engine, question, width=8)
         assert steps_of(outcome) == steps_of(plain)
 
 
 async def test_a_step_drawn_early_is_scored_with_the_one_before(
     engine: SglangEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One item for both; each has the reward that it has by itself."""
+    """A step and its early next step are scored as one item, with the rewards they have alone."""
     prompt = prompt_of(QUESTIONS[1])
-    (one,) = await engine.expand("plain", fork(prompt, 1), GREEDY)
-    (two,) = await engine.expand("plain", fork(prompt + one.tokens, 1, parent=1), GREEDY)
-    first = Trajectory(1, (one.tokens,), (one.text,))
-    both = Trajectory(2, (one.tokens, two.tokens), (one.text, two.text))
+    (step,) = await engine.expand("plain", fork(prompt, 1), GREEDY)
+    (child,) = await engine.expand("plain", fork(prompt + step.tokens, 1, parent=1), GREEDY)
+    first = Trajectory(1, (step.tokens,), (step.text,))
+    both = Trajectory(2, (step.tokens, child.tokens), (step.text, child.text))
     alone = [(await engine.score("plain", prompt, "", [path]))[0] for path in (first, both)]
     monkeypatch.setattr(engine._scorer, "_next_steps", lambda *_: {1: replace(both, node=1)})
-    asked: list[int] = []
+    list_sizes: list[int] = []
 
     async def look(request: httpx.Request) -> None:
-        asked.append(len(json.loads(request.content)["input_ids"]))
+        list_sizes.append(len(json.loads(request.content)["input_ids"]))
 
     (server,) = engine._rewards.replicas
     server._client.event_hooks["request"].append(look)
@@ -243,11 +243,11 @@ async def test_a_step_drawn_early_is_scored_with_the_one_before(
         server._client.event_hooks["request"].remove(look)
         await asyncio.gather(engine.release("plain"), engine.release("early"))
     assert early == pytest.approx(alone, abs=1e-4)
-    assert asked == [1]
+    assert list_sizes == [1]
 
 
 async def test_namespaces_do_not_share_their_cache(engine: SglangEngine) -> None:
-    """What one key's trees have read is read again for another key's."""
+    """A prompt cached for one key's trees is read again for another key's."""
     prompt = prompt_of("Use 2 2 6 9 to make 24.")
     for tree in ("alice/1", "bob/1"):
         await engine.expand(tree, fork(prompt, 2), GREEDY)
@@ -258,7 +258,7 @@ async def test_namespaces_do_not_share_their_cache(engine: SglangEngine) -> None
 
 @pytest.mark.promise("An abort leaves nothing at work in SGLang")
 async def test_an_abort_frees_the_servers(engine: SglangEngine, yard: SharedServers) -> None:
-    """Sixteen long steps end at once, here and in SGLang, and so do a caller's that went."""
+    """An abort ends sixteen long steps here and in SGLang, also those of a cancelled caller."""
     policy, _ = await yard.have("policy", "reward")
     long = Sampling(stop=(), max_step_tokens=900)
     branches = fork(prompt_of(QUESTIONS[0]), 16, limit=900)
@@ -279,8 +279,8 @@ async def test_an_abort_frees_the_servers(engine: SglangEngine, yard: SharedServ
 
 
 async def test_a_search_and_what_it_cost(engine: SglangEngine) -> None:
-    """A whole search, its accounts, and SGLang's own numbers."""
-    outcome = await grown(engine, QUESTIONS[0])
+    """The statistics of a whole search, and the usage read from SGLang's metrics."""
+    outcome = await grow(engine, QUESTIONS[0])
     assert outcome.stats.finished == 4
     assert all(node.reward is not None for node in outcome.tree.nodes[1:])
     usage = await engine.usage()
@@ -292,7 +292,7 @@ async def test_a_search_and_what_it_cost(engine: SglangEngine) -> None:
 
 
 async def test_hints_and_unknown_trees_do_no_harm(engine: SglangEngine) -> None:
-    """A search that was never there costs nothing."""
+    """Hints, aborts and releases of an unknown tree do nothing; empty steps are refused."""
     engine.hint("nobody", Hint(dead=(1, 2)))
     await engine.abort("nobody")
     assert (await engine.release("nobody")).decoded_tokens == 0
@@ -301,15 +301,15 @@ async def test_hints_and_unknown_trees_do_no_harm(engine: SglangEngine) -> None:
 
 
 async def test_rewards_without_a_reward_model(yard: SharedServers) -> None:
-    """Mean log-probabilities: of steps drawn here, and the same when they are read; a judge's."""
+    """Mean log-probabilities are the same known or read; a judge on the policy gives rewards."""
     policy, _ = await yard.have("policy", "reward")
     prompt = prompt_of(QUESTIONS[0])
     async with closing(await SglangEngine.start(options([policy], []))) as engine:
         steps = await engine.expand("drawn", fork(prompt, 4), Sampling())
         paths = [Trajectory(i + 1, (s.tokens,), (s.text,)) for i, s in enumerate(steps)]
-        drawn = await engine.score("drawn", prompt, "", paths)
-        read = await engine.score("read", prompt, "", paths)
-        assert drawn == pytest.approx(read, abs=1e-3)
+        drawn_rewards = await engine.score("drawn", prompt, "", paths)
+        read_rewards = await engine.score("read", prompt, "", paths)
+        assert drawn_rewards == pytest.approx(read_rewards, abs=1e-3)
     async with closing(
         await SglangEngine.start(options([policy], [], reward_format="generative"))
     ) as judging:
@@ -320,22 +320,22 @@ async def test_rewards_without_a_reward_model(yard: SharedServers) -> None:
 
 
 async def test_a_verifier_judges_what_servers_draw(engine: SglangEngine) -> None:
-    """As a factor of the reward model's: a step with a wrong sum has none left, others keep what
-    the same server says of them alone. A search asks it once a round."""
+    """A verifier multiplies the reward model's rewards: a wrong sum gives 0, other steps keep their
+    rewards. It is called once a round."""
     prompt, wrong = prompt_of(QUESTIONS[0]), "13 - 9 = 5 (left: 4 5 10)\n\n"
     async with closing(await start_verifier(VerifierOptions("arithmetic"))) as verifier:
         checked = VerifiedEngine(engine, verifier, alone=False)
         steps = await checked.expand("oak", fork(prompt, 4), Sampling(stop=("\n\n",)))
-        drawn = [(step.tokens, step.text) for step in steps] + [(tuple(TEXT.encode(wrong)), wrong)]
-        paths = [Trajectory(i + 1, (ids,), (text,)) for i, (ids, text) in enumerate(drawn)]
-        own = await engine.score("elm", prompt, QUESTIONS[0], paths)
+        pairs = [(step.tokens, step.text) for step in steps] + [(tuple(TEXT.encode(wrong)), wrong)]
+        paths = [Trajectory(i + 1, (ids,), (text,)) for i, (ids, text) in enumerate(pairs)]
+        model_rewards = await engine.score("elm", prompt, QUESTIONS[0], paths)
         rewards = await checked.score("oak", prompt, QUESTIONS[0], paths)
-        factors = [0.0 if states_a_wrong_one(text) else 1.0 for _, text in drawn]
-        assert factors[-1] == rewards[-1] == 0.0 < own[-1]
+        factors = [0.0 if states_a_wrong_one(text) else 1.0 for _, text in pairs]
+        assert factors[-1] == rewards[-1] == 0.0 < model_rewards[-1]
         assert 1.0 in factors
-        products = [reward * factor for reward, factor in zip(own, factors, strict=True)]
+        products = [reward * factor for reward, factor in zip(model_rewards, factors, strict=True)]
         assert rewards == pytest.approx(products, abs=2e-4)
-        outcome = await grown(checked, QUESTIONS[1])
+        outcome = await grow(checked, QUESTIONS[1])
         assert all(
             node.reward == 0.0 for node in outcome.tree.nodes[1:] if states_a_wrong_one(node.text)
         )
@@ -345,7 +345,7 @@ async def test_a_verifier_judges_what_servers_draw(engine: SglangEngine) -> None
 
 
 async def test_the_command_line_on_running_servers(yard: SharedServers) -> None:
-    """``hedgerow solve --engine sglang``, with ETS, whose steps are compared by their letters."""
+    """``hedgerow solve --engine sglang`` with ETS, which compares steps by their letters."""
     policy, reward = await yard.have("policy", "reward")
     ran = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "cli", "solve", QUESTIONS[0], "--engine", "sglang"),
@@ -355,9 +355,9 @@ async def test_the_command_line_on_running_servers(yard: SharedServers) -> None:
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         stdout=asyncio.subprocess.PIPE,
     )
-    said, _ = await ran.communicate()
+    output, _ = await ran.communicate()
     assert ran.returncode == 0
-    document = json.loads(said)
+    document = json.loads(output)
     assert document["stop_reason"] == "answered"
     assert document["stats"]["finished"] == 4
 
@@ -365,17 +365,17 @@ async def test_the_command_line_on_running_servers(yard: SharedServers) -> None:
 async def test_a_server_that_ends_comes_back_and_its_searches_go_on(
     engine: SglangEngine, yard: SharedServers
 ) -> None:
-    """A killed reward server: it is down by name, a search waits, its keeper starts it, and the
-    search comes to the tree that it has undisturbed."""
+    """A killed reward server is reported down, a search waits until it is restarted, and ends with
+    the undisturbed tree."""
     _, reward = await yard.have("policy", "reward")
-    undisturbed = await grown(engine, QUESTIONS[1])
+    undisturbed = await grow(engine, QUESTIONS[1])
     await reward.health()
     assert reward.process is not None
     os.killpg(reward.process.pid, signal.SIGKILL)
     reward.process.wait()
     with pytest.raises(EngineDown, match="ended with -9"):
         await reward.health()
-    search = asyncio.create_task(grown(engine, QUESTIONS[1]))
+    search = asyncio.create_task(grow(engine, QUESTIONS[1]))
     with pytest.raises(EngineDown, match="reward server"):
         await engine.health()
     await reward.restart()
@@ -387,35 +387,35 @@ async def test_a_server_that_ends_comes_back_and_its_searches_go_on(
 
 
 async def test_a_stock_server_passes_over_what_our_plug_in_is_told(yard: SharedServers) -> None:
-    """Notes and seeds mean nothing to it, and its answer says nothing of them."""
+    """A stock server ignores notes and seeds, and its info has no plug-in figures."""
     (stock,) = (await yard.have("policy", "stock"))[1:]
     note = Note("ash", 8, node=1, parent=0, turn=1)
-    asked = {"max_new_tokens": 4, "sampling_seed": 3, "custom_params": custom_params(note)}
-    body = {"input_ids": list(range(20, 28)), "sampling_params": asked}
+    params = {"max_new_tokens": 4, "sampling_seed": 3, "custom_params": custom_params(note)}
+    body = {"input_ids": list(range(20, 28)), "sampling_params": params}
     async with httpx.AsyncClient(base_url=stock.url, timeout=300.0, trust_env=False) as client:
         answer = (await client.post("/generate", json=body)).raise_for_status().json()
-        told = plugin_counts((await client.get("/server_info")).json())
+        figures = plugin_counts((await client.get("/server_info")).json())
     assert len(answer["output_ids"]) == 4
-    assert told is None
+    assert figures is None
     with pytest.raises(ValueError, match=r"speculate: .* --enable-priority-scheduling"):
         await SglangEngine.start(options([stock], [], speculate=True))
 
 
 @pytest.mark.promise("A search outlives the SGLang server it was on")
 async def test_searches_go_on_when_one_of_two_servers_is_killed(yard: SharedServers) -> None:
-    """All are answered, on the server that is left, and nothing is left at work there."""
-    left, killed = await yard.have("policy", "stock")
-    async with closing(await SglangEngine.start(options([left, killed], []))) as engine:
+    """All searches finish on the surviving server, and nothing stays at work there."""
+    survivor, victim = await yard.have("policy", "stock")
+    async with closing(await SglangEngine.start(options([survivor, victim], []))) as engine:
         assert engine.capabilities.reproducible == "no"  # one of them is without our plug-in
         questions = [f"Use {a} 9 10 13 to make 24." for a in range(1, 9)]
         spec = {"policy": "rebase", "width": 8}
-        searches = [asyncio.create_task(grown(engine, q, **spec)) for q in questions]
+        searches = [asyncio.create_task(grow(engine, q, **spec)) for q in questions]
         async with asyncio.timeout(120):
-            while not await at_work(killed):
+            while not await at_work(victim):
                 await asyncio.sleep(0.02)
-        assert killed.process is not None
-        os.killpg(killed.process.pid, signal.SIGKILL)
+        assert victim.process is not None
+        os.killpg(victim.process.pid, signal.SIGKILL)
         outcomes = await asyncio.gather(*searches)
         assert all(outcome.stats.finished == 8 for outcome in outcomes)
         assert engine.moves > 0
-        await until_idle(left)
+        await until_idle(survivor)

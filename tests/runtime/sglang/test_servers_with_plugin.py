@@ -21,12 +21,12 @@ pytestmark = ON_SERVERS
 PROMPT = list(range(20, 120))
 STEP = 800
 IN_YARD = pytest.mark.asyncio(loop_scope="session")
-"""On the loop that the servers' keeper lives on."""
+"""The event loop of the shared servers' fixture."""
 
 
 def test_its_decisions_are_kvpolicys_exact_modes() -> None:
-    """SGLang's own radix cache on random trees: the same tokens of every block are kept, pages
-    go whole, a pruned subtree goes at once, what another search holds or reads stays."""
+    """Run ``random_trees`` in SGLang's environment: its checks hold on SGLang's own radix cache for
+    40 seeds."""
     paths = os.pathsep.join(map(str, (STUBS, ROOT)))
     counts = subprocess.check_output(
         [str(PYTHON), "-m", "tests.hedgerow_sglang.random_trees", "40"],
@@ -40,30 +40,30 @@ def test_its_decisions_are_kvpolicys_exact_modes() -> None:
 
 
 class Client:
-    """Reads paths at a server, as a search would."""
+    """A client that sends a search's requests to a server."""
 
     def __init__(self, url: str) -> None:
         self.http = httpx.AsyncClient(base_url=url, timeout=300, trust_env=False)
 
     async def send(self, tokens: list[int], note: Note | None, draw: int = 0) -> httpx.Response:
-        """A request for ``draw`` tokens."""
-        said = {} if note is None else {"custom_params": custom_params(note)}
-        body = {"input_ids": tokens, "sampling_params": {"max_new_tokens": draw, **said}}
+        """Send a request for ``draw`` tokens after ``tokens``."""
+        extra = {} if note is None else {"custom_params": custom_params(note)}
+        body = {"input_ids": tokens, "sampling_params": {"max_new_tokens": draw, **extra}}
         return await self.http.post("/generate", json=body)
 
     async def read(self, tokens: list[int], note: Note | None = None) -> int:
-        """Read a path; of its tokens, those that were cached."""
+        """Read a path; returns how many of its tokens were cached."""
         answer = (await self.send(tokens, note)).raise_for_status().json()
         return answer["meta_info"]["cached_tokens"]
 
     async def plugin_counts(self) -> dict[str, int] | None:
-        """What the plug-in has counted."""
+        """The plug-in's counts."""
         return plugin_counts((await self.http.get("/server_info")).json())
 
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def plugged(yard: SharedServers) -> AsyncIterator[Client]:
-    """A server with the plug-in, its cache empty."""
+    """A client of a server with the plug-in and an empty cache."""
     (server,) = await yard.have("policy")
     client = Client(server.url)
     (await client.http.post("/flush_cache")).raise_for_status()
@@ -71,23 +71,23 @@ async def plugged(yard: SharedServers) -> AsyncIterator[Client]:
     await client.http.aclose()
 
 
-def note(tree: str, node: int, parent: int, turn: int, **said: Any) -> Note:
-    """A step's note."""
-    return Note(tree, len(PROMPT), node, parent, turn, **said)
+def note(tree: str, node: int, parent: int, turn: int, **fields: Any) -> Note:
+    """A step's note with PROMPT's length."""
+    return Note(tree, len(PROMPT), node, parent, turn, **fields)
 
 
 @IN_YARD
 async def test_a_pruned_subtree_goes_at_once(plugged: Client) -> None:
-    """Steps 1, 3 below it, and 2: what 1 and 3 hold is free when the next note arrives."""
+    """Of steps 1, 3 below it, and 2, a note that 1 and 3 are dead frees their tokens at once."""
     before = await plugged.plugin_counts()
     assert before is not None
     paths = {n: PROMPT + [200 + n] * 50 for n in (1, 2)}
     paths[3] = paths[1] + [203] * 50
     for node, parent in ((1, 0), (2, 0), (3, 1)):
         await plugged.read(paths[node], note("ash", node, parent, turn=1))
-    held = await plugged.plugin_counts()
-    assert held is not None
-    assert (held["searches"] - before["searches"], held["held_tokens"]) == (1, 250)
+    during = await plugged.plugin_counts()
+    assert during is not None
+    assert (during["searches"] - before["searches"], during["held_tokens"]) == (1, 250)
     await plugged.read(PROMPT, Note("ash", len(PROMPT), turn=2, dead=(1, 3)))
     after = await plugged.plugin_counts()
     assert after is not None
@@ -103,9 +103,9 @@ async def test_a_pruned_subtree_goes_at_once(plugged: Client) -> None:
 
 @IN_YARD
 async def test_a_trimmed_leaf_keeps_its_prefix(plugged: Client) -> None:
-    """The pool holds a prompt of 100, 24 steps of 800 and 700 tokens more; a stranger wants 900:
-    the step that is worth least loses its tip, the others nothing, and what it lost is counted when
-    it is read."""
+    """The pool has 700 tokens free beside a prompt of 100 and 24 steps of 800; an unrelated request
+    needs 900: only the least valuable step loses its tail, and those tokens count as recomputed
+    when it is read again."""
     before = await plugged.plugin_counts()
     assert before is not None
     steps = {node: PROMPT + [200 + node] * STEP for node in range(1, 25)}
@@ -120,7 +120,7 @@ async def test_a_trimmed_leaf_keeps_its_prefix(plugged: Client) -> None:
     evicted = trimmed["evicted_tokens"] - before["evicted_tokens"]
     lost = trimmed["split_evicted_tokens"] - before["split_evicted_tokens"]
     assert 200 <= lost < 200 + 120
-    assert 0 <= evicted - lost < len(PROMPT)  # first what no search holds
+    assert 0 <= evicted - lost < len(PROMPT)  # unheld tokens go first
     assert await plugged.read(steps[2], note("oak", 30, 2, turn=3)) == 899
     assert await plugged.read([*steps[1], 7], note("oak", 31, 1, turn=3)) == 900 - lost
     again = await plugged.plugin_counts()
@@ -131,7 +131,7 @@ async def test_a_trimmed_leaf_keeps_its_prefix(plugged: Client) -> None:
 
 @IN_YARD
 async def test_a_wrong_note_is_the_clients_error(plugged: Client) -> None:
-    """It never reaches the scheduler, which goes on."""
+    """A wrong note gets status 400 and never reaches the scheduler."""
     body = {"input_ids": PROMPT, "sampling_params": {"custom_params": {"hedgerow": '{"tree": 3}'}}}
     refused = await plugged.http.post("/generate", json=body)
     assert refused.status_code == 400

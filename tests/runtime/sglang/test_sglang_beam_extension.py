@@ -1,6 +1,6 @@
-"""Steps drawn early, without a server: who may begin, what a round gets, what is wasted.
+"""Steps drawn early, without a server: which begin, what a round takes over, what is wasted.
 
-The server here answers when it is told to; what SGLang makes of priorities is in test_servers.
+The server here answers when a test says so; SGLang's use of priorities is in test_servers.
 """
 
 from __future__ import annotations
@@ -35,41 +35,41 @@ STOPS = StopStringTables((b"a", b"b", b"c", b"\n\n", b"<end>")).of(("\n\n",))
 T = TypeVar("T")
 
 
-class Told(Replica):
-    """A server that answers a request when a test does."""
+class Stub(Replica):
+    """A server whose requests wait until a test answers them."""
 
     def __init__(self) -> None:
         super().__init__("http://told", ServerTimes(1, 1, 1, 30))
         self.places, self.kv_tokens = 3, 10_000
-        self.asked: dict[str, tuple[Json, asyncio.Future[Json]]] = {}
+        self.pending: dict[str, tuple[Json, asyncio.Future[Json]]] = {}
         self.aborted: list[str] = []
 
     async def generate(self, body: Json, *, early: bool = False) -> Json:
         assert early
         answer: asyncio.Future[Json] = asyncio.get_running_loop().create_future()
-        self.asked[body["rid"]] = body, answer
+        self.pending[body["rid"]] = body, answer
         return await answer
 
     async def abort(self, rid: str) -> None:
-        """What was drawn until then: a token."""
+        """Answer an aborted request with one drawn token."""
         self.aborted.append(rid)
-        if not self.asked[rid][1].done():
-            self.asked[rid][1].set_result(answer(0))
+        if not self.pending[rid][1].done():
+            self.pending[rid][1].set_result(answer(0))
 
     async def while_up(self, work: Coroutine[Any, Any, T]) -> T:
-        """It is."""
+        """Run ``work`` as if the server stayed up."""
         return await work
 
-    async def seeds_asked(self) -> list[int]:
-        """The seeds of the requests that wait for an answer, in the order sent."""
+    async def waiting_seeds(self) -> list[int]:
+        """The seeds of the unanswered requests, in the order sent."""
         await asyncio.sleep(0)
-        waiting = [body for body, answer in self.asked.values() if not answer.done()]
+        waiting = [body for body, answer in self.pending.values() if not answer.done()]
         return [body["sampling_params"]["sampling_seed"] for body in waiting]
 
     async def tell(self, *tokens: int) -> None:
-        """Answer the first request that waits."""
+        """Answer the first unanswered request with these tokens."""
         await asyncio.sleep(0)
-        next(a for _, a in self.asked.values() if not a.done()).set_result(answer(*tokens))
+        next(a for _, a in self.pending.values() if not a.done()).set_result(answer(*tokens))
         await asyncio.sleep(0.01)
 
 
@@ -80,10 +80,10 @@ def answer(*tokens: int) -> Json:
     return {"meta_info": {"prompt_tokens": 2, "cached_tokens": 1} | meta}
 
 
-def ended(
+def whole_step(
     node: int, children: int = 2, finish: Finish = Finish.STEP, room: int = 100
 ) -> StepRequest:
-    """A step of a root's child that is complete."""
+    """A complete step of the root's child ``node``."""
     ahead = Ahead(seed=7, path=(node,), children=children, room=room)
     drawing = StepRequest(
         Branch(0, node, PROMPT, node, 16, node, ahead), Sampling(), STOPS, frozenset({END})
@@ -92,18 +92,18 @@ def ended(
     return drawing
 
 
-def asked_for(early: StepRequest, child: int, seed: int | None = None) -> StepRequest:
-    """The round's own drawing of a child."""
+def round_child(early: StepRequest, child: int, seed: int | None = None) -> StepRequest:
+    """The request that a round makes for a child of ``early``."""
     ahead, parent = early.branch.ahead, early.branch
     assert ahead is not None
     limit = min(early.sampling.max_step_tokens, ahead.room - len(early.tokens))
-    wanted = ahead.child_seed(child) if seed is None else seed
-    branch = Branch(parent.node, child, early.path, wanted, limit, 50 + child)
+    child_seed = ahead.child_seed(child) if seed is None else seed
+    branch = Branch(parent.node, child, early.path, child_seed, limit, 50 + child)
     return StepRequest(branch, early.sampling, STOPS, frozenset({END}))
 
 
 def seed_of(drawing: StepRequest, child: int) -> int:
-    """As the request for a child says it."""
+    """A child's seed as the signed number that its request has."""
     ahead = drawing.branch.ahead
     assert ahead is not None
     seed = ahead.child_seed(child)
@@ -115,75 +115,75 @@ def searching(tree: str) -> SearchSession:
 
 
 @pytest_asyncio.fixture
-async def server() -> AsyncIterator[Told]:
-    made = Told()
-    yield made
-    await made.close()
+async def server() -> AsyncIterator[Stub]:
+    manual = Stub()
+    yield manual
+    await manual.close()
 
 
 @pytest.fixture
-def early(server: Told) -> SglangBeamExtension:
+def early(server: Stub) -> SglangBeamExtension:
     return SglangBeamExtension(Fleet("policy", [server]), on=True)
 
 
-async def test_the_likeliest_children_begin_first(server: Told, early: SglangBeamExtension) -> None:
-    """Three places: a beam's two likeliest go before another's only one, its third comes last."""
-    search, poor, rich = searching("a"), ended(1, children=1), ended(2, children=3)
+async def test_the_likeliest_children_begin_first(server: Stub, early: SglangBeamExtension) -> None:
+    """With three places a beam's two likeliest children go before another's only child."""
+    search, poor, rich = searching("a"), whole_step(1, children=1), whole_step(2, children=3)
     server.under_way = 3
     early.enqueue(search, poor)
-    assert await server.seeds_asked() == []
+    assert await server.waiting_seeds() == []
     server.under_way = 0
     early.enqueue(search, rich)
-    wanted = [seed_of(rich, 0), seed_of(rich, 1), seed_of(poor, 0)]
-    assert await server.seeds_asked() == wanted
+    expected = [seed_of(rich, 0), seed_of(rich, 1), seed_of(poor, 0)]
+    assert await server.waiting_seeds() == expected
     await early.end(search)
 
 
 async def test_a_place_that_is_free_again_is_filled(
-    server: Told, early: SglangBeamExtension
+    server: Stub, early: SglangBeamExtension
 ) -> None:
-    """By the next in line, while nothing else ends."""
-    search, beam = searching("a"), ended(1, children=2)
+    """A place freed by a finished early step goes to the next child in line."""
+    search, beam = searching("a"), whole_step(1, children=2)
     server.under_way = 2
     early.enqueue(search, beam)
-    assert await server.seeds_asked() == [seed_of(beam, 0)]
+    assert await server.waiting_seeds() == [seed_of(beam, 0)]
     await server.tell(0, STOP)
-    assert await server.seeds_asked() == [seed_of(beam, 1)]
+    assert await server.waiting_seeds() == [seed_of(beam, 1)]
     await early.end(search)
 
 
 async def test_nothing_begins_where_no_server_is_left(
-    server: Told, early: SglangBeamExtension
+    server: Stub, early: SglangBeamExtension
 ) -> None:
-    """And the step that is complete stays so."""
-    search, beam = searching("a"), ended(1)
+    """With no server up, enqueueing a complete step requests nothing."""
+    search, beam = searching("a"), whole_step(1)
     server.up = False
     early.enqueue(search, beam)
-    assert await server.seeds_asked() == []
+    assert await server.waiting_seeds() == []
 
 
-async def test_places_are_shared(server: Told, early: SglangBeamExtension) -> None:
-    """The search that draws least early comes next, however likely another's children are."""
+async def test_places_are_shared(server: Stub, early: SglangBeamExtension) -> None:
+    """The search with the fewest early steps is next, however likely another's children are."""
     first, second = searching("a"), searching("b")
-    mine, theirs = ended(1, children=4), ended(2, children=1)
+    mine, theirs = whole_step(1, children=4), whole_step(2, children=1)
     server.under_way = 2
     early.enqueue(first, mine)
-    assert await server.seeds_asked() == [seed_of(mine, 0)]
+    assert await server.waiting_seeds() == [seed_of(mine, 0)]
     server.under_way = 1
     early.enqueue(second, theirs)
-    assert await server.seeds_asked() == [seed_of(mine, 0), seed_of(theirs, 0)]
+    assert await server.waiting_seeds() == [seed_of(mine, 0), seed_of(theirs, 0)]
     await early.end(first)
     await early.end(second)
 
 
-async def test_a_round_goes_on_from_what_is_there(server: Told, early: SglangBeamExtension) -> None:
-    """A whole step, and one that is stopped after a token; what it does not ask for waits, until
-    its parent is dead."""
-    search, beam, other = searching("a"), ended(1), ended(2, children=1)
+async def test_a_round_goes_on_from_what_is_there(server: Stub, early: SglangBeamExtension) -> None:
+    """A round takes over a whole early step and one stopped after a token; a child it does not ask
+    for waits until its parent is dead."""
+    search, beam, other = searching("a"), whole_step(1), whole_step(2, children=1)
     early.enqueue(search, beam)
     early.enqueue(search, other)
     await server.tell(0, 1, STOP)
-    whole, part = asked_for(beam, 0), asked_for(beam, 1)
+    whole, part = round_child(beam, 0), round_child(beam, 1)
     await early.resume(search, [whole, part])
     assert (whole.tokens, whole.finish, whole.logprob) == ([0, 1, STOP], Finish.STEP, -3.0)
     assert (part.tokens, part.finish, part.logprob) == ([0], None, -1.0)
@@ -194,7 +194,7 @@ async def test_a_round_goes_on_from_what_is_there(server: Told, early: SglangBea
         0,
     )
     early.mark_dead(search, [2])
-    await early.resume(search, [late := asked_for(other, 0)])
+    await early.resume(search, [late := round_child(other, 0)])
     assert late.tokens == []
     assert (search.costs.counters.speculated_used, search.costs.counters.speculated_wasted) == (
         4,
@@ -203,26 +203,26 @@ async def test_a_round_goes_on_from_what_is_there(server: Told, early: SglangBea
     assert not search.requests
 
 
-async def test_what_has_ended_can_be_scored_early(server: Told, early: SglangBeamExtension) -> None:
-    """A node's first child that is complete, until a round asks for it; not one under way."""
-    search, beam = searching("a"), ended(1)
+async def test_what_has_ended_can_be_scored_early(server: Stub, early: SglangBeamExtension) -> None:
+    """A node's first complete child can be scored early until a round asks for it."""
+    search, beam = searching("a"), whole_step(1)
     assert early.finished_children(search) == {}
     early.enqueue(search, beam)
     assert early.finished_children(search) == {}
     await server.tell(0, 1, STOP)
     (child,) = early.finished_children(search).values()
     assert (child.tokens, child.branch.tokens) == ([0, 1, STOP], beam.path)
-    await early.resume(search, [asked_for(beam, 0)])
+    await early.resume(search, [round_child(beam, 0)])
     assert early.finished_children(search) == {}
     await early.end(search)
 
 
-async def test_only_the_same_step_is_taken(server: Told, early: SglangBeamExtension) -> None:
-    """Another seed asks for another step: what was drawn stays, and is wasted in the end."""
-    search, beam = searching("a"), ended(1, children=1)
+async def test_only_the_same_step_is_taken(server: Stub, early: SglangBeamExtension) -> None:
+    """A step with another seed is not taken over; the early tokens end as wasted."""
+    search, beam = searching("a"), whole_step(1, children=1)
     early.enqueue(search, beam)
     await server.tell(0, STOP)
-    await early.resume(search, [another := asked_for(beam, 0, seed=1)])
+    await early.resume(search, [another := round_child(beam, 0, seed=1)])
     assert another.tokens == []
     await early.end(search)
     assert (search.costs.counters.speculated_used, search.costs.counters.speculated_wasted) == (
@@ -232,43 +232,43 @@ async def test_only_the_same_step_is_taken(server: Told, early: SglangBeamExtens
 
 
 @pytest.mark.parametrize(
-    "drawing", [ended(1, finish=Finish.END), ended(1, room=2)], ids=["end", "no room"]
+    "drawing", [whole_step(1, finish=Finish.END), whole_step(1, room=2)], ids=["end", "no room"]
 )
 async def test_what_has_no_children(
-    server: Told, early: SglangBeamExtension, drawing: StepRequest
+    server: Stub, early: SglangBeamExtension, drawing: StepRequest
 ) -> None:
-    """A trajectory that has ended, or is as long as it may be."""
+    """Nothing begins below a finished trajectory or one without room for another step."""
     early.enqueue(searching("a"), drawing)
-    assert await server.seeds_asked() == []
+    assert await server.waiting_seeds() == []
 
 
-async def test_a_small_pool_is_left_alone(server: Told, early: SglangBeamExtension) -> None:
-    """Early steps may take a quarter of it at most: here none fits beside the first."""
-    search, beam = searching("a"), ended(1)
+async def test_a_small_pool_is_left_alone(server: Stub, early: SglangBeamExtension) -> None:
+    """Early steps may use at most a quarter of the pool: here only the first one fits."""
+    search, beam = searching("a"), whole_step(1)
     server.kv_tokens = 16
     early.enqueue(search, beam)
-    assert await server.seeds_asked() == [seed_of(beam, 0)]
+    assert await server.waiting_seeds() == [seed_of(beam, 0)]
     await early.end(search)
 
 
 async def test_a_failure_is_nobodys(
-    server: Told, early: SglangBeamExtension, caplog: pytest.LogCaptureFixture
+    server: Stub, early: SglangBeamExtension, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is told in the log; the round that asks for the step draws it."""
+    """An early step's failure is only logged; the round that asks for the step draws it."""
     caplog.set_level(logging.INFO)
-    search, beam = searching("a"), ended(1, children=1)
+    search, beam = searching("a"), whole_step(1, children=1)
     early.enqueue(search, beam)
-    await server.seeds_asked()
-    (_, request), *_ = server.asked.values()
+    await server.waiting_seeds()
+    (_, request), *_ = server.pending.values()
     request.set_exception(EngineError("gone"))
-    await early.resume(search, [asked := asked_for(beam, 0)])
-    assert asked.tokens == []
+    await early.resume(search, [child := round_child(beam, 0)])
+    assert child.tokens == []
     assert "an early step was not drawn: gone" in caplog.text
     await early.end(search)
 
 
 def test_a_search_is_tried_before_its_hit_rate_counts() -> None:
-    """Nothing is held against it until enough is known; then a quarter must have been used."""
+    """Early drawing goes on until TRIAL_TOKENS are wasted, then only if a quarter was used."""
     assert worthwhile(0, TRIAL_TOKENS - 1)
     assert not worthwhile(0, TRIAL_TOKENS)
     assert worthwhile(250, 750)

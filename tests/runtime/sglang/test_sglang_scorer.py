@@ -1,4 +1,4 @@
-"""What is asked of a reward model's server, and what is made of its answers, without a server."""
+"""Requests to a reward model's server and rewards from its answers, without a server."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HEAD = RewardRequest(PolicyIds(TAG), REWARD_FORMATS["skywork"])
 
 
 def reward_of(path: Sequence[int]) -> float:
-    """Another one for each path."""
+    """A stand-in reward that depends on the sum of the path's ids."""
     return 1 / (1 + sum(path))
 
 
@@ -34,26 +34,26 @@ def odds(path: Sequence[int]) -> list[list[Any]]:
     return [[math.log(good), GOOD, None], [math.log(1 - good), BAD, None]]
 
 
-class Told(Replica):
-    """A server that answers as SGLang does, of a model whose reward is a path's own."""
+class ScriptedServer(Replica):
+    """A server that answers like SGLang, with ``reward_of`` as its model. ``paths``: those read."""
 
     def __init__(self) -> None:
         super().__init__("http://told", ServerTimes(1, 1, 1, 30))
         self.routed = True
-        self.asked: list[list[int]] = []
+        self.paths: list[list[int]] = []
 
     async def generate(self, body: Json, *, early: bool = False) -> Json:
         ids, start = body["input_ids"], body["logprob_start_len"]
-        self.asked.append(ids)
+        self.paths.append(ids)
         before = ids if start < 0 else ids[: start + 1]
-        told = {"output_token_ids_logprobs": [odds(ids)], "cached_tokens": len(before) - 1}
+        meta = {"output_token_ids_logprobs": [odds(ids)], "cached_tokens": len(before) - 1}
         if start >= 0:
             ends = range(start + 1, len(ids))
-            told["input_token_ids_logprobs"] = [None, *(odds(ids[:end]) for end in ends)]
-        return {"meta_info": told}
+            meta["input_token_ids_logprobs"] = [None, *(odds(ids[:end]) for end in ends)]
+        return {"meta_info": meta}
 
     async def classify(self, body: Json) -> list[Json]:
-        self.asked += body["input_ids"]
+        self.paths += body["input_ids"]
         values = [-math.log(1 / reward_of(ids) - 1) for ids in body["input_ids"]]
         return [{"embedding": [value], "meta_info": {}} for value in values]
 
@@ -76,40 +76,40 @@ def searching() -> SearchSession:
 
 @pytest.mark.parametrize("request_", [VERDICTS, HEAD], ids=["verdicts", "head"])
 async def test_a_step_drawn_early_is_scored_with_the_one_before(request_: RewardRequest) -> None:
-    """Both have the reward of their own path; the round that asks for the second one sends
-    nothing, and the third step is asked for as ever."""
-    server, search = Told(), searching()
+    """Both steps get the reward of their own path; scoring the second one later sends nothing, and
+    a third step is requested as usual."""
+    server, search = ScriptedServer(), searching()
     first, both = trajectory(1, (3,)), trajectory(1, (3,), (4, 4))
     judge = scorer(server, request_, {1: both})
     path = [*PROMPT, 3, TAG]
     assert await judge.score(search, PROMPT, "", [first]) == pytest.approx([reward_of(path)])
     longer = [*path, 4, 4, TAG]
-    wanted = [longer] if request_ is VERDICTS else [path, longer]
-    assert server.asked == wanted
+    expected = [longer] if request_ is VERDICTS else [path, longer]
+    assert server.paths == expected
     second = trajectory(2, *both.steps)
     assert await judge.score(search, PROMPT, "", [second]) == pytest.approx([reward_of(longer)])
-    assert server.asked == wanted
+    assert server.paths == expected
     third = trajectory(3, *both.steps, (7,))
     rewards = await judge.score(search, PROMPT, "", [third, second])
     assert rewards == pytest.approx([reward_of([*longer, 7, TAG]), reward_of(longer)])
-    assert server.asked == [*wanted, [*longer, 7, TAG]]
+    assert server.paths == [*expected, [*longer, 7, TAG]]
     read = search.costs.counters.prm_tokens
     assert read == (4 + 1 if request_ is VERDICTS else len(path) + len(longer) + len(longer) + 2)
     await server.close()
 
 
 async def test_what_cannot_be_read_along_is_left() -> None:
-    """A next step that does not fit the context, or whose path is spelt otherwise."""
-    server, search = Told(), searching()
+    """A next step is not read along if it exceeds the context or its path is another one."""
+    server, search = ScriptedServer(), searching()
     ahead = {1: trajectory(1, (3,), (4,) * 8), 2: trajectory(2, (8,), (4,))}
     judge = scorer(server, VERDICTS, ahead)
     await judge.score(search, PROMPT, "", [trajectory(1, (3,)), trajectory(2, (7,))])
-    assert server.asked == [[*PROMPT], [*PROMPT, 3, TAG], [*PROMPT, 7, TAG]]
+    assert server.paths == [[*PROMPT], [*PROMPT, 3, TAG], [*PROMPT, 7, TAG]]
     assert not search.early_rewards
     await server.close()
 
 
 async def test_an_answer_without_the_first_verdict_is_an_error() -> None:
-    """Not a reward of something else."""
+    """A missing first verdict is an error rather than some other reward."""
     with pytest.raises(EngineError, match="no log-probabilities of the verdicts"):
         VERDICTS.reward_before({"meta_info": {"input_token_ids_logprobs": [None]}})

@@ -1,6 +1,6 @@
 """Two front ends behind a real nginx share two real SGLang policy replicas, on the CPU.
 
-Each front end has a reward server of its own: one that stands still holds up its searches alone.
+Each front end has a reward server of its own, so a frozen one holds up only its own searches.
 """
 
 from __future__ import annotations
@@ -45,20 +45,20 @@ QUESTIONS = TASKS["blocksworld"].questions("dev", 12)
 
 @dataclass(frozen=True, slots=True)
 class Pools:
-    """The servers, which run. ``rewards``: one for each front end."""
+    """The running servers. ``rewards``: one for each front end."""
 
     policies: list[Sglang]
     rewards: list[Sglang]
 
     def used(self, work: Callable[[], Any]) -> list[Sglang]:
-        """The policy servers that draw while ``work`` is done."""
-        before = [drawn(server) for server in self.policies]
+        """The policy servers that draw tokens while ``work`` runs."""
+        before = [tokens_of(server) for server in self.policies]
         work()
-        return [one for one, had in zip(self.policies, before, strict=True) if drawn(one) > had]
+        return [p for p, n in zip(self.policies, before, strict=True) if tokens_of(p) > n]
 
 
 def server(model: str, *, plugged: bool) -> Sglang:
-    """One that is not started yet."""
+    """A server that is not started yet; ``plugged``: with our plug-in's cache and seeds."""
     return Sglang(
         LaunchOptions(
             model=SPRIG_FOLDER / model,
@@ -73,62 +73,62 @@ def server(model: str, *, plugged: bool) -> Sglang:
     )
 
 
-def said(server: Sglang, path: str) -> httpx2.Response:
-    """What a server answers to a look at it."""
+def get_page(server: Sglang, path: str) -> httpx2.Response:
+    """The response to a GET at ``path``. Raises HTTPStatusError."""
     return httpx2.get(f"{server.url}{path}", timeout=60, trust_env=False).raise_for_status()
 
 
-def drawn(server: Sglang) -> int:
-    """Tokens that a server has drawn since its start."""
-    return parse_metrics(said(server, "/metrics").text).generated
+def tokens_of(server: Sglang) -> int:
+    """The number of tokens that a server has drawn since its start."""
+    return parse_metrics(get_page(server, "/metrics").text).generated
 
 
 def until_idle(server: Sglang) -> None:
-    """Look until a server neither runs a request nor holds one back."""
+    """Poll until a server neither runs nor queues a request."""
     while any(
         load["num_running_reqs"] + load["num_waiting_reqs"]
-        for load in said(server, "/v1/loads").json()["loads"]
+        for load in get_page(server, "/v1/loads").json()["loads"]
     ):
         pass
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def pools(yard: SharedServers) -> AsyncIterator[Pools]:
-    """Two servers of each kind; the yard's make room."""
+    """Two servers of each kind; the shared ones are stopped to make room."""
     await yard.rest()
     policies = [server("policy", plugged=True) for _ in range(2)]
     rewards = [server("prm", plugged=False) for _ in range(2)]
     every = [*policies, *rewards]
     try:
-        for one in every:
-            one.start()
-        await asyncio.gather(*(one.ready(START_SECONDS) for one in every))
+        for sglang in every:
+            sglang.start()
+        await asyncio.gather(*(sglang.ready(START_SECONDS) for sglang in every))
         yield Pools(policies, rewards)
     finally:
-        await asyncio.gather(*(asyncio.to_thread(one.stop) for one in every))
+        await asyncio.gather(*(asyncio.to_thread(sglang.stop) for sglang in every))
 
 
 @pytest.fixture
 def fronts(pools: Pools) -> Iterator[list[Server]]:
-    """Two front ends."""
-    policies = ",".join(one.url for one in pools.policies)
+    """Two front ends over both policy servers, each with its own reward server."""
+    policies = ",".join(policy.url for policy in pools.policies)
     shared = {"engine": "sglang", "policy_urls": policies, "recovery_seconds": "2"}
-    own = zip("ab", pools.rewards, strict=True)
-    each = (shared | {"front_end": name, "reward_urls": one.url} for name, one in own)
+    pairs = zip("ab", pools.rewards, strict=True)
+    each = (shared | {"front_end": name, "reward_urls": reward.url} for name, reward in pairs)
     with front_ends(*each) as running:
         yield running
 
 
 @pytest.fixture
 def nginx(fronts: list[Server], tmp_path: Path) -> Iterator[Nginx]:
-    """One before them."""
+    """An nginx before both front ends."""
     with Nginx(tmp_path, fronts) as running:
         yield running
 
 
 @pytest.fixture
 def standing_still(fronts: list[Server], pools: Pools) -> Pause:
-    """A front end gets no rewards meanwhile."""
+    """A context in which a front end's reward server is frozen."""
 
     @contextmanager
     def paused(front: Server) -> Iterator[None]:
@@ -144,54 +144,54 @@ def standing_still(fronts: list[Server], pools: Pools) -> Pause:
 
 
 def kill(server: Sglang) -> None:
-    """End it without a word."""
+    """Kill the server's process group and wait for it."""
     assert server.process is not None
     os.killpg(server.process.pid, signal.SIGKILL)
     server.process.wait()
 
 
 def until_ready(front: Server) -> None:
-    """Look until it is."""
+    """Poll until the front end is ready."""
     with httpx2.Client(base_url=front.url, timeout=60) as http:
         while not http.get("/ready").is_success:
             pass
 
 
-def grown(document: dict[str, Any]) -> tuple[Any, ...]:
-    """A search's answer and steps: SGLang's arithmetic follows the batch, which follows the clock,
-    so that a reward's last digit may turn."""
+def tree_of(document: dict[str, Any]) -> tuple[Any, ...]:
+    """A search's answer and steps, without rewards: SGLang's arithmetic depends on the batch, which
+    depends on timing, so a reward's last digit may differ."""
     steps = [(node["parent"], node["tokens"]) for node in document["tree"]["nodes"]]
     return document["answer"], steps
 
 
 @pytest.mark.promise("A prompt's searches are on one SGLang server, whichever front end grows them")
 def test_a_prompt_has_its_server(nginx: Nginx, fronts: list[Server], pools: Pools) -> None:
-    """A search is on one server, and on the same one whichever front end grows it, where it finds
-    the prompt that the other's has read; other prompts are on the other server."""
+    """A prompt's searches run on one server, whichever front end grows them, so the second finds
+    the prompt cached; some other prompt runs on the other server."""
     both, used = callers(nginx, fronts), set()
-    found: list[dict[str, Any]] = []
+    documents: list[dict[str, Any]] = []
 
     def ask(question: str, headers: dict[str, str]) -> None:
         search = {"policy": "rebase", "width": 4, "seed": 7}
-        found.append(nginx.search({"question": question, "search": search}, headers))
+        documents.append(nginx.search({"question": question, "search": search}, headers))
 
     for question in QUESTIONS:
         (first,), (second,) = (
             pools.used(lambda h=headers, q=question: ask(q, h)) for headers in both
         )
         assert first is second
-        here, there = found[-2:]
-        assert grown(here) == grown(there)
+        here, there = documents[-2:]
+        assert tree_of(here) == tree_of(there)
         assert there["stats"]["engine"]["prefilled_tokens"] <= 1
         used.add(first.url)
         if len(used) == 2:
             break
     assert len(used) == 2
 
-    # Many at once: nothing is read twice, so none has moved.
+    # With many at once nothing is read twice, so no search has moved.
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(ask, QUESTIONS, both * (len(QUESTIONS) // 2)))
-    for document in found:
+    for document in documents:
         assert document["stats"]["finished"] == 4
         cost = document["stats"]["engine"]
         assert cost["prefilled_tokens"] <= document["stats"]["prompt_tokens"]
@@ -202,10 +202,9 @@ def test_a_prompt_has_its_server(nginx: Nginx, fronts: list[Server], pools: Pool
 def test_a_front_end_dies(
     nginx: Nginx, fronts: list[Server], pools: Pools, standing_still: Pause
 ) -> None:
-    """Its streams break off, and nothing else: what it had not begun to answer the other one
-    answers, with the same steps, though the rewards of both were long in coming."""
-    streamed, asked = outlive(nginx, fronts, standing_still)
-    assert grown(asked) == grown(streamed)
+    """Only its streams break; the other front end answers unbegun requests with the same steps."""
+    streamed, plain = outlive(nginx, fronts, standing_still)
+    assert tree_of(plain) == tree_of(streamed)
     for policy in pools.policies:
         until_idle(policy)
 
@@ -213,9 +212,9 @@ def test_a_front_end_dies(
 def test_a_policy_replica_dies(
     nginx: Nginx, fronts: list[Server], pools: Pools, standing_still: Pause
 ) -> None:
-    """Searches that were on it go on at the other one, with the same steps, and both front ends
-    serve whoever comes."""
-    mine, other = callers(nginx, fronts)
+    """Its searches go on at the other replica with the same steps, and both front ends stay
+    ready."""
+    mine, theirs = callers(nginx, fronts)
     whole = nginx.search(LONG, mine)
     with nginx.stream(LONG, mine) as stream:
         lines = stream.iter_lines()
@@ -227,19 +226,19 @@ def test_a_policy_replica_dies(
     done = json.loads(rest[-1].removeprefix("data: "))
     assert done["stats"]["finished"] == 32
     moved = nginx.http.get(f"{SEARCH}/{done['id']}", headers=mine).raise_for_status().json()
-    assert grown(moved) == grown(whole) == grown(nginx.search(LONG, other))
-    (left,) = (one for one in pools.policies if one is not lost)
-    until_idle(left)
+    assert tree_of(moved) == tree_of(whole) == tree_of(nginx.search(LONG, theirs))
+    (survivor,) = (policy for policy in pools.policies if policy is not lost)
+    until_idle(survivor)
     for front in fronts:
         until_ready(front)
 
-    # The last server of a kind: its searches cannot go on, and say so before they break off.
-    said: list[str] = []
+    # Without the last server of a kind its searches send an error before they break off.
+    events: list[str] = []
     with nginx.stream(LONG, mine) as stream:
         lines = stream.iter_lines()
         until_expanded(lines)
         kill(pools.rewards[0])
         with pytest.raises(httpx2.RemoteProtocolError):
-            said.extend(lines)
-    ended = json.loads(said[said.index("event: error") + 1].removeprefix("data: "))
-    assert ended["error"]["code"] == "engine_unavailable"
+            events.extend(lines)
+    failure = json.loads(events[events.index("event: error") + 1].removeprefix("data: "))
+    assert failure["error"]["code"] == "engine_unavailable"

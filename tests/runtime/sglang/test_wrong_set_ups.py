@@ -1,6 +1,6 @@
 """Wrong set-ups against real SGLang servers: each is refused at start, and the server lives on.
 
-Asked anyway, three of them would have ended it.
+Three of them would have crashed the server if requests had been sent anyway.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ HEAD = {"v_head.summary.weight": (1, 64), "v_head.summary.bias": (1,)}
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """``text`` and ``head`` are served. ``twin`` has the first one's tokenizer and sizes, ``wide``
-    has more ids; ``head`` has one output, and all tokens that formats of heads name."""
+    """Checkpoints, of which ``text`` and ``head`` are served. ``twin`` has the tokenizer and sizes
+    of ``text``, ``wide`` more ids; ``head`` has one output and all tokens of head formats."""
     root = tmp_path_factory.mktemp("models")
     return {
         "text": make_checkpoint(root / "text", "qwen3"),
@@ -46,20 +46,20 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 async def servers(
     folders: dict[str, Path], yard: SharedServers
 ) -> AsyncIterator[dict[str, LaunchedServer]]:
-    """One that generates, one of embeddings."""
+    """A generation server and an embedding server."""
     await yard.rest()
     plain = replace(stock(), kv_tokens=2_000, memory=0.3)
-    made = {
+    launched = {
         "text": LaunchedServer(replace(plain, model=folders["text"])),
         "head": LaunchedServer(replace(plain, model=folders["head"], classifies=True)),
     }
     try:
-        for server in made.values():
+        for server in launched.values():
             server.start()
-        await asyncio.gather(*(server.ready(START_SECONDS) for server in made.values()))
-        yield made
+        await asyncio.gather(*(server.ready(START_SECONDS) for server in launched.values()))
+        yield launched
     finally:
-        await asyncio.gather(*(asyncio.to_thread(server.stop) for server in made.values()))
+        await asyncio.gather(*(asyncio.to_thread(server.stop) for server in launched.values()))
 
 
 def options(
@@ -76,7 +76,7 @@ def options(
 
 
 async def alive(server: LaunchedServer) -> bool:
-    """Whether it still computes."""
+    """Whether the server's process runs and it still generates."""
     async with httpx.AsyncClient(base_url=server.url, timeout=120.0, trust_env=False) as client:
         return server.ended is None and (await client.get("/health_generate")).is_success
 
@@ -105,18 +105,18 @@ CASES_OF_WRONG = {
 async def test_it_is_refused_and_the_server_lives(
     case: str, servers: dict[str, LaunchedServer], folders: dict[str, Path]
 ) -> None:
-    """Both sides and the cure are named."""
-    (policy, prm, form), said = CASES_OF_WRONG[case]
-    wanted = options(servers, folders[policy], folders[prm] if prm else None, form)
-    with pytest.raises(ValueError, match=said):
-        await SglangEngine.start(wanted)
+    """The error names both sides and the remedy, and both servers survive."""
+    (policy, prm, form), message = CASES_OF_WRONG[case]
+    set_up = options(servers, folders[policy], folders[prm] if prm else None, form)
+    with pytest.raises(ValueError, match=message):
+        await SglangEngine.start(set_up)
     assert all([await alive(server) for server in servers.values()])
 
 
 async def test_the_right_set_up_is_ready(
     servers: dict[str, LaunchedServer], folders: dict[str, Path]
 ) -> None:
-    """Of the same servers."""
+    """The right set-up on the same servers is healthy."""
     engine = await SglangEngine.start(options(servers, folders["text"], folders["head"], "skywork"))
     await engine.health()
     await engine.close()
