@@ -1,4 +1,4 @@
-"""A model that shows at once when a slot table is wrong: its "keys" are hashes of token paths.
+"""A model that exposes any wrong slot table at once: its "keys" are hashes of token paths.
 
 Each slot holds a hash of the whole path that ends there, and logits are a function of the sum of
 the hashes in a sequence's slots. One slot too many, too few, stale or swapped for another changes
@@ -26,7 +26,7 @@ CONTEXT = 400
 
 
 class Letters:
-    """A vocabulary: 28 letters, three tokens with newlines, an end token. Stands in for Text."""
+    """Stands in for ``Text``: 28 letters, three tokens with newlines, and an end token."""
 
     pieces = (
         *(bytes([ord("a") + i]) if i < 26 else bytes([ord("A") + i]) for i in range(28)),
@@ -38,12 +38,12 @@ class Letters:
     eos = frozenset({END})
 
     def decode(self, tokens: Sequence[int], after: Sequence[int] = (), *, last: bool = True) -> str:
-        """The letters."""
+        """The text of these tokens, without end tokens."""
         return b"".join(self.pieces[t] for t in tokens if t != END).decode()
 
 
 class HashStore:
-    """A hash a slot."""
+    """Stands in for a KV store: one hash for each slot."""
 
     def __init__(self, slots: int) -> None:
         self.hashes = np.zeros(slots, dtype=np.uint64)
@@ -57,12 +57,12 @@ class HashModel:
         self.largest = 0
 
     def new_store(self, slots: int) -> HashStore:
-        """Room for so many tokens."""
+        """A store with ``slots`` slots."""
         return HashStore(slots)
 
     def run(self, spans: Sequence[Span], store: HashStore) -> torch.Tensor:
-        """Write the new positions' hashes, return the logits asked for."""
-        asked, hashes = [], store.hashes
+        """Write the hashes of the new positions and return the logits (rows, vocab) asked for."""
+        logits, hashes = [], store.hashes
         for span in spans:
             assert len(span.slots) == span.start + len(span.tokens)
             assert len(set(span.slots.tolist())) == len(span.slots)
@@ -71,14 +71,14 @@ class HashModel:
                 above = int(hashes[span.slots[at - 1]]) if at else 0
                 hashes[span.slots[at]] = _mix(above, token, at)
                 if i >= span.logits_from:
-                    asked.append(_logits(hashes[span.slots[: at + 1]]))
+                    logits.append(_logits(hashes[span.slots[: at + 1]]))
             self.rows += len(span.tokens)
         self.largest = max(self.largest, len(spans))
-        return torch.from_numpy(np.stack(asked)) if asked else torch.empty(0, VOCAB)
+        return torch.from_numpy(np.stack(logits)) if logits else torch.empty(0, VOCAB)
 
     @staticmethod
     def flops(tokens: int, context_sum: int, logits: int) -> float:
-        """Something that counts all three."""
+        """A stand-in for a cost: the sum of the three arguments."""
         return float(tokens + context_sum + logits)
 
 
@@ -87,7 +87,7 @@ CONFIG = SimpleNamespace(context=CONTEXT, vocab=VOCAB, flops=HashModel.flops)
 
 
 def logits_after(path: Sequence[int]) -> np.ndarray:
-    """What the model says after a path (vocab,), computed from nothing."""
+    """The model's logits (vocab,) after a path, computed without a cache."""
     hashes, above = [], np.uint64(0)
     for at, token in enumerate(path):
         above = _mix(int(above), token, at)
@@ -96,34 +96,34 @@ def logits_after(path: Sequence[int]) -> np.ndarray:
 
 
 def naive_step(branch: Branch, sampling: Sampling) -> Step:
-    """The step of a branch, drawn alone, every logit computed from nothing."""
-    drawn: list[int] = []
+    """The step of a branch, drawn alone, with every logit computed without a cache."""
+    tokens: list[int] = []
     logprobs: list[float] = []
     while True:
-        path = [*branch.tokens, *drawn]
+        path = [*branch.tokens, *tokens]
         processors = LogitsProcessors(sampling, Letters.eos)
-        own = partial(processors.draw, np.array(path), branch.seed)
+        draw = partial(processors.draw, np.array(path), branch.seed)
         draws = sample(
             torch.from_numpy(logits_after(path))[None],
             np.array([branch.seed], dtype=np.uint64),
             np.array([len(path)]),
             sampling.temperature,
             sampling.top_p,
-            processed={0: own} if sampling.logits.asked() else {},
+            processed={0: draw} if sampling.logits.asked() else {},
         )
-        drawn.append(int(draws.tokens[0]))
+        tokens.append(int(draws.tokens[0]))
         logprobs.append(float(draws.logprobs[0]))
-        text = Letters().decode(drawn)
-        if drawn[-1] == END:
+        text = Letters().decode(tokens)
+        if tokens[-1] == END:
             finish = Finish.END
         elif any(stop in text for stop in sampling.stop):
             finish = Finish.STEP
-        elif len(drawn) == branch.limit:
+        elif len(tokens) == branch.limit:
             finish = Finish.LENGTH
         else:
             continue
         mean = sum(logprobs) / len(logprobs)
-        return Step(tuple(drawn), text, finish, mean, float(draws.entropies[0]))
+        return Step(tuple(tokens), text, finish, mean, float(draws.entropies[0]))
 
 
 def _mix(above: int, token: int, at: int) -> np.uint64:

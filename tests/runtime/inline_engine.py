@@ -1,4 +1,4 @@
-"""An engine in the test's own process: both schedulers on hash models, stepped when asked."""
+"""An engine in the test's own process: scheduler and scorer on hash models."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.runtime.test_reward_scorer import scorer
 
 
 class InlineEngine(SteppedEngine):
-    """Searches at once over a scheduler and a scorer, exact in the hash model's context.
+    """An engine over a scheduler and a scorer, within the hash model's context.
     ``on_step`` is called before every iteration."""
 
     def __init__(
@@ -31,7 +31,7 @@ class InlineEngine(SteppedEngine):
         on_step: Callable[[], None] = lambda: None,
         **changes: Any,
     ) -> None:
-        """``changes``: of the scheduler's options."""
+        """``changes``: fields of the scheduler's options."""
         sizes = {"kv_tokens": kv_tokens, "batch_limit": batch_limit}
         self.policy, _ = scheduler(**sizes, **changes)
         self.prm, _ = scorer(**sizes)
@@ -51,7 +51,7 @@ class InlineEngine(SteppedEngine):
         self._turning: asyncio.Task[None] | None = None
 
     async def expand(self, tree: str, branches: Sequence[Branch], sampling: Sampling) -> list[Step]:
-        """Draw."""
+        """Draw a step for each branch."""
         return await self._ask(lambda call: self.policy.expand(call, tree, branches, sampling))
 
     async def score(
@@ -61,7 +61,7 @@ class InlineEngine(SteppedEngine):
         question: str,
         trajectories: Sequence[Trajectory],
     ) -> list[float]:
-        """Score, looking ahead if that is on."""
+        """Score trajectories, with finished next steps ahead if ``lookahead`` is on."""
         early = self.policy.beam_extension
         ahead = early.finished_next_steps(tree, trajectories) if self._lookahead else {}
         return await self._ask(
@@ -69,12 +69,12 @@ class InlineEngine(SteppedEngine):
         )
 
     async def release(self, tree: str) -> Counters:
-        """What it cost; what was drawn ahead is stopped."""
+        """Abort what is left of the tree and return its costs."""
         await self.abort(tree)
         return await super().release(tree)
 
     async def abort(self, tree: str) -> None:
-        """Stop both; whoever still waits hears of it."""
+        """Abort the tree in both; its waiting callers get EngineError."""
         for call in self.policy.abort(tree) + self.prm.abort(tree):
             self._settle(call, EngineError("aborted"))
 
@@ -96,12 +96,12 @@ class InlineEngine(SteppedEngine):
             waiting.set_result(answer)
 
     async def _turn(self) -> None:
-        """Iterate while there is anything to do, letting searches ask in between."""
+        """Iterate while there is work, yielding to the searches in between."""
         while self.policy.busy or self.prm.busy:
             self.on_step()
             if self.policy.busy:
-                for drawn in self.policy.step():
-                    self._settle(drawn.call, drawn.steps)
+                for answer in self.policy.step():
+                    self._settle(answer.call, answer.steps)
             if self.prm.busy:
                 for call, rewards in self.prm.step():
                     self._settle(call, rewards)
@@ -110,7 +110,7 @@ class InlineEngine(SteppedEngine):
 
 
 async def grow(engine: InlineEngine, prompt: tuple[int, ...], spec: SearchSpec) -> Outcome:
-    """One search; a reply's answer is its last letter."""
+    """Run one search; a reply's answer is its last letter."""
     return await search(
         Problem(prompt, "", "\n\n"),
         spec,

@@ -1,4 +1,4 @@
-"""The engine's worker in the test's own process: real tiny models, stepped when asked."""
+"""The engine's loop in the test's own process, on real tiny models."""
 
 from __future__ import annotations
 
@@ -28,31 +28,31 @@ from search.counters import Counters, Usage
 from search.engine import Branch, Capabilities, EngineError, Hint, Sampling, Step, Trajectory
 
 OURS = 1 << 40
-"""Calls of the engine itself are numbered from here, those that a test sends below."""
+"""InlineWorker numbers its own calls from here; a test's own messages use lower numbers."""
 
 
 class Unreadable:
-    """It can be pickled; reading it raises ValueError."""
+    """An object that can be pickled but raises ValueError when it is unpickled."""
 
     def __reduce__(self) -> tuple[type, tuple[str]]:
         return int, ("no number",)
 
 
 class LocalPipe:
-    """Both ends of a pipe. ``heard``: what the worker said to each call, in order."""
+    """Both ends of a pipe. ``replies``: the worker's messages for each call, in order."""
 
     def __init__(self) -> None:
         self.inbox: deque[ToEngine] = deque()
-        self.heard: dict[int, list[Done | Failed]] = {}
+        self.replies: dict[int, list[Done | Failed]] = {}
 
     def send(self, message: FromEngine) -> None:
-        """The worker speaks."""
+        """Take a message from the worker; replies to calls are recorded after a round trip."""
         if isinstance(message, Done | Failed):
             message = Envelope.of(bytes(seal(message))).open()
-            self.heard.setdefault(message.call, []).append(message)
+            self.replies.setdefault(message.call, []).append(message)
 
     def recv(self) -> Envelope:
-        """The worker listens. Raises EOFError where it would wait."""
+        """The next message for the worker. Raises EOFError if there is none."""
         if not self.inbox:
             raise EOFError
         return Envelope.of(bytes(seal(self.inbox.popleft())))
@@ -63,7 +63,7 @@ class LocalPipe:
 
 
 class InlineWorker:
-    """``Engine`` over a worker. ``on_turn`` is called before each of its turns."""
+    """An ``Engine`` over an EngineLoop. ``on_turn`` is called before each of its turns."""
 
     def __init__(self, options: EngineOptions) -> None:
         self.pipe = LocalPipe()
@@ -74,11 +74,11 @@ class InlineWorker:
 
     @property
     def capabilities(self) -> Capabilities:
-        """The worker's."""
+        """The capabilities of the worker."""
         return self.worker._capabilities
 
     async def expand(self, tree: str, branches: Sequence[Branch], sampling: Sampling) -> list[Step]:
-        """Draw."""
+        """Draw a step for each branch."""
         return await self._ask(lambda call: Expand(call, tree, tuple(branches), sampling))
 
     async def score(
@@ -88,41 +88,41 @@ class InlineWorker:
         question: str,
         trajectories: Sequence[Trajectory],
     ) -> list[float]:
-        """Score."""
+        """Score the trajectories."""
         paths = tuple(trajectories)
         return await self._ask(lambda call: Score(call, tree, prompt, question, paths))
 
     async def embed(
         self, tree: str, prompt: tuple[int, ...], trajectories: Sequence[Trajectory]
     ) -> list[tuple[float, ...]]:
-        """Embed the last steps."""
+        """Embed the last step of each trajectory."""
         steps = tuple(StepWords(t.steps[-1], t.texts[-1]) for t in trajectories)
         return await self._ask(lambda call: Embed(call, tree, steps))
 
     def hint(self, tree: str, hint: Hint) -> None:
-        """Tell."""
+        """Queue a hint for the worker."""
         self.pipe.inbox.append(TreeHint(tree, hint))
 
     async def release(self, tree: str) -> Counters:
-        """What it cost."""
+        """Release the tree and return its costs."""
         return await self._ask(lambda call: Release(call, tree))
 
     async def abort(self, tree: str) -> None:
-        """Stop it."""
+        """Release the tree."""
         await self.release(tree)
 
     async def usage(self) -> Usage:
-        """KV and counts now."""
+        """The worker's current KV usage and totals."""
         return self.worker._usage()
 
     async def health(self) -> None:
-        """Always well."""
+        """Do nothing: the engine is always healthy."""
 
     async def close(self) -> None:
-        """Nothing to stop."""
+        """Do nothing: there is no process to stop."""
 
     def work(self) -> None:
-        """Until nothing is left to do."""
+        """Run turns until inbox and worker are idle."""
         while self.pipe.inbox or self.worker.busy:
             self.on_turn()
             self.worker.turn()
@@ -131,18 +131,18 @@ class InlineWorker:
         self._calls += 1
         call = self._calls
         self.pipe.inbox.append(message(call))
-        while call not in self.pipe.heard:
+        while call not in self.pipe.replies:
             if self._turning is None or self._turning.done():
                 self._turning = asyncio.create_task(self._turn())
             await self._turning
-        [answer] = self.pipe.heard.pop(call)
+        [answer] = self.pipe.replies.pop(call)
         if isinstance(answer, Failed):
             assert isinstance(answer.error, EngineError)
             raise answer.error
         return answer.value
 
     async def _turn(self) -> None:
-        """One turn, after all who ask at once have asked."""
+        """Run one turn, after all concurrent callers have queued their messages."""
         await asyncio.sleep(0)
         self.on_turn()
         self.worker.turn()

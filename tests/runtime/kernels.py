@@ -1,4 +1,4 @@
-"""What may attend on the machine that runs the tests."""
+"""The attention kernels that are available on this machine."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from tests.runtime.tiny_models import make_reward_model, make_tokenizer
 FORMAT = "qwen2.5-math-rm"
 QUESTION = "What is the sum of 1 to 8?"
 STEPS = (*(f"Step {n}: {n} + 1 = {n + 1},\nso far.\n\n" for n in range(1, 8)), "It is 36.")
-"""Eight of them."""
+"""Eight steps."""
 HEAD = {
     "score.0.weight": (64, 64),
     "score.0.bias": (64,),
@@ -27,7 +27,7 @@ _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-"""How Qwen2 cuts texts, which transformers does with any tokenizer beside this configuration."""
+"""Qwen2's pre-tokenizer pattern, used by transformers for any tokenizer with such a config."""
 _AUTO_MAP = {
     "AutoConfig": "configuration_qwen2_rm.Qwen2RMConfig",
     "AutoModel": "modeling_qwen2_rm.Qwen2ForRewardModel",
@@ -35,8 +35,8 @@ _AUTO_MAP = {
 
 
 def make_outcome_model(folder: Path) -> Path:
-    """A Qwen2 body with two layers over one output. Its ``auto_map`` names code that is not here:
-    nobody is to run it."""
+    """A Qwen2 body with a two-layer head of one output. Its ``auto_map`` names code that does not
+    exist, because it must not be run."""
     kind = "Qwen2ForRewardModel"
     make_reward_model(folder, HEAD, kind, seed=8, specials=QWEN_SPECIALS, template=QWEN)
     make_tokenizer(QWEN_SPECIALS, QWEN, _WORDS).save_pretrained(folder)
@@ -60,8 +60,8 @@ def outcome_of(folder: Path, reply: str) -> float:
         {"role": "user", "content": QUESTION},
         {"role": "assistant", "content": reply},
     ]
-    written = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=False)
-    ids = tokenizer.encode(written, return_tensors="pt", add_special_tokens=False)
+    text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=False)
+    ids = tokenizer.encode(text, return_tensors="pt", add_special_tokens=False)
     body = AutoModel.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False)
     head = {
         name: tensor.double() for name, tensor in load_file(folder / "model.safetensors").items()
@@ -73,6 +73,6 @@ def outcome_of(folder: Path, reply: str) -> float:
 
 
 def expected_rewards(folder: Path, scale: float = 1.0) -> list[float]:
-    """Of ``trajectories``, in [0, 1]."""
+    """The rewards of ``trajectories``, in [0, 1]: sigmoids of the scores divided by ``scale``."""
     scores = [outcome_of(folder, "".join(t.texts).strip()) for t in trajectories()]
     return torch.sigmoid(torch.tensor(scores, dtype=torch.float64) / scale).tolist()

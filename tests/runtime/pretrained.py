@@ -22,7 +22,7 @@ MakeEngine = Callable[..., InlineWorker]
 
 
 def folder_or_skip() -> Path:
-    """The checkpoint; a test without its weights is skipped, by the line that installs them."""
+    """The checkpoint's folder; without it, skip the test, naming the command that installs it."""
     try:
         return smollm2_folder()
     except NotInstalled as error:
@@ -31,12 +31,12 @@ def folder_or_skip() -> Path:
 
 @cache
 def loaded(folder: Path) -> Forward:
-    """Its forward pass: as it keeps no KV of its own, engines may share it."""
+    """The checkpoint's forward pass, shared by engines because it keeps no KV of its own."""
     return Forward(folder, threads=(1, 2))
 
 
 def plain_options(folder: Path) -> EngineOptions:
-    """Nothing on that could matter: one branch at a time, room for all."""
+    """Options with every switch off: one branch at a time, room for all."""
     return EngineOptions(
         policy=folder,
         reward_format="none",
@@ -50,14 +50,14 @@ def plain_options(folder: Path) -> EngineOptions:
 
 
 def engine_maker(folder: Path, monkeypatch: pytest.MonkeyPatch) -> MakeEngine:
-    """Makes engines over the weights that are loaded already."""
+    """A function that makes engines over the loaded weights."""
     monkeypatch.setattr(engine_loop, "Forward", lambda *_, **__: loaded(folder))
     plain = plain_options(folder)
     return lambda **changes: InlineWorker(replace(plain, **changes))
 
 
 def first_layers(source: Path, folder: Path, layers: int) -> Path:
-    """A checkpoint of the first layers alone: fast, and often of another opinion than the whole."""
+    """A checkpoint of the first ``layers`` layers: fast, and often different from the whole."""
     folder.mkdir()
     for path in source.iterdir():
         if path.suffix == ".safetensors":

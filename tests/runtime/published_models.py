@@ -29,7 +29,7 @@ from tests.runtime.test_reward_models import (
 from tests.runtime.tiny_models import make_checkpoint, make_reward_model
 
 VOCAB = 320
-"""More than the tokenizer has, as published checkpoints have more, too."""
+"""More than the tokenizer has, as in published checkpoints."""
 EIGHT_STEPS = (
     "There are 3 boxes of 12 pens.\n\n",
     "So 3 * 12 = 36 pens,\nwhich is all of them.\n\n",
@@ -44,9 +44,9 @@ EIGHT_STEPS = (
 
 @dataclass(frozen=True)
 class Published:
-    """``kind``: of ``tiny_models.ARCHITECTURES``. ``variants``: what ``config.json`` says beside
-    the sizes. ``head``: tensors of a reward head; ``spare``: whether the language model's head
-    comes with them, although nothing reads it."""
+    """``kind``: a key of ``tiny_models.ARCHITECTURES``. ``variants``: fields of ``config.json``
+    beside the sizes. ``head``: shapes of a reward head's tensors; ``spare``: whether an unused
+    language-model head comes with them."""
 
     kind: str
     variants: tuple[Mapping[str, Any], ...]
@@ -73,7 +73,7 @@ LLAMA = {"rms_norm_eps": 1e-5, "attention_bias": False, "mlp_bias": False}
 
 
 def llama3(factor: float) -> dict[str, Any]:
-    """Llama 3.1's stretched rotations (factor 8), or 3.2's (32)."""
+    """The configuration of Llama 3.1 (rope scaling factor 8) or 3.2 (32)."""
     scaling = {
         "factor": factor,
         "high_freq_factor": 4.0,
@@ -93,7 +93,7 @@ REMOTE = {
     "AutoConfig": "configuration_qwen2_rm.Qwen2RMConfig",
     "AutoModel": "modeling_qwen2_rm.Qwen2ForProcessRewardModel",
 }
-"""Code that Qwen's reward models name, and that nobody is to run."""
+"""Code named by Qwen's reward models, which must not be run."""
 TWO_CLASSES = {
     "score.0.weight": (64, 64),
     "score.0.bias": (64,),
@@ -132,29 +132,29 @@ PUBLISHED: Mapping[str, Published] = {
     ),
     "RLHFlow/Llama3.1-8B-PRM-Mistral-Data": Published("llama", (llama3(8.0) | UNTIED,)),
 }
-"""By a row's first name."""
+"""By the first name of each row."""
 CLASSES = {row.names[0]: row.architecture for row in (*public_policies(), *public_reward_models())}
 FORMATS = {
     row.names[0]: row.format
     for row in public_reward_models()
     if not reward_format(row.format).outcome
 }
-"""Of models that read steps; ``test_outcome_models`` and ``test_outcome_on_sglang`` have the one
+"""Formats that read steps; ``test_outcome_models`` and ``test_outcome_on_sglang`` test the one
 that reads whole replies."""
 REWARDS: Mapping[str, Expected] = {name: case.expected for name, case in CASES.items()} | {
     "math-shepherd": shepherd_by_text
 }
-"""What transformers computes, by format, beside a policy with another tokenizer."""
+"""Rewards by transformers for each format, beside a policy with another tokenizer."""
 POLICIES = [
     (row.names[0], variant)
     for row in public_policies()
     for variant in range(len(PUBLISHED[row.names[0]].variants))
 ]
-"""Rows of policies, and the numbers of their variants."""
+"""Each policy row's first name with each of its variants' numbers."""
 
 
 def tiny(name: str, root: Path, variant: int = 0) -> Path:
-    """The checkpoint, in a folder with the model's own name: so it is recognised by that."""
+    """Write a row's checkpoint to a folder with the model's own name, by which it is recognised."""
     published, folder = PUBLISHED[name], root / name.rpartition("/")[2]
     config, seed = dict(published.variants[variant]), sorted(PUBLISHED).index(name)
     shape = {key: config[key] for key in ("head_dim", "tie_word_embeddings") if key in config}
@@ -208,8 +208,8 @@ def published_tensors(name: str, variant: int = 0) -> set[str]:
 
 
 def qwen_prm_for_vllm(folder: Path) -> Path:
-    """A tiny Qwen2.5-Math-PRM, by its published name: heads of 32, as vLLM's CPU attention has none
-    of 16; weights are random."""
+    """A tiny random Qwen2.5-Math-PRM in a folder of its published name. Heads have size 32, because
+    vLLM's CPU attention does not support 16."""
     return make_reward_model(
         folder / "Qwen2.5-Math-PRM-7B",
         dict(TWO_CLASSES),

@@ -1,4 +1,4 @@
-"""A scheduler over the hash model, and searches that grow in it: shared by the engine's tests."""
+"""A scheduler over the hash model and searches to run in it, for the engine's tests."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ def scheduler(
     sample: SampleFunction = sample_requests,
     **changes: Any,
 ) -> tuple[Scheduler, HashModel]:
-    """A scheduler over a hash model, by default a fresh one; ``changes``: of ``OPTIONS``."""
+    """A scheduler over a hash model (a fresh one by default); ``changes``: fields of OPTIONS."""
     model, options = model or HashModel(), replace(OPTIONS, **changes)
-    made = Scheduler(options, model, CONFIG, Letters(), speculation=speculation, sample=sample)
-    return made, model
+    engine = Scheduler(options, model, CONFIG, Letters(), speculation=speculation, sample=sample)
+    return engine, model
 
 
 def finish(engine: Scheduler) -> dict[int, list[Step]]:
-    """Step until nothing is left to draw; the calls' steps."""
+    """Step until nothing is left to draw; returns the steps by call."""
     answers: dict[int, list[Step]] = {}
     while engine.busy:
-        answers |= {drawn.call: drawn.steps for drawn in engine.step()}
+        answers |= {answer.call: answer.steps for answer in engine.step()}
     return answers
 
 
@@ -67,7 +67,7 @@ class Grower:
     sampling: Sampling = SAMPLING
 
     def round(self, rounds: dict[str, list[Branch]]) -> dict[str, list[Step]]:
-        """One round of every tree, asked for together."""
+        """Draw one round of every tree at once; the steps by tree."""
         tree_of = {}
         for tree, branches in rounds.items():
             self.calls += 1
@@ -76,12 +76,12 @@ class Grower:
         return {tree_of[call]: steps for call, steps in finish(self.engine).items()}
 
     def grow(self, trees: dict[str, tuple[int, ...]], depth: int, width: int) -> dict[str, list]:
-        """Every tree's branches and steps, for ``depth`` rounds."""
-        grown: dict[str, list] = {tree: [] for tree in trees}
+        """Every tree's (branch, step) pairs after ``depth`` rounds."""
+        tree_steps: dict[str, list] = {tree: [] for tree in trees}
         rounds = {tree: children(prompt, width) for tree, prompt in trees.items()}
         for level in range(depth):
             for tree, steps in self.round(rounds).items():
-                grown[tree] += zip(rounds[tree], steps, strict=True)
+                tree_steps[tree] += zip(rounds[tree], steps, strict=True)
                 leaves = [
                     (*b.tokens, *s.tokens)
                     for b, s in zip(rounds[tree], steps, strict=True)
@@ -93,12 +93,12 @@ class Grower:
                     for b in children(leaf, 2, parent=100 * level + i + 1)
                 ]
             rounds = {tree: branches for tree, branches in rounds.items() if branches}
-        return grown
+        return tree_steps
 
 
 PROMPTS = {f"tree{i}": tuple(random.Random(i).choices(range(26), k=20 + i)) for i in range(8)}
 
 
 def unique_tokens(paths: list[tuple[int, ...]]) -> int:
-    """How many distinct token prefixes the paths have."""
+    """The number of distinct token prefixes of the paths."""
     return len({path[:n] for path in paths for n in range(1, len(path) + 1)})

@@ -68,7 +68,7 @@ def attended(
     store: KVStore,
     window: int | None = None,
 ) -> torch.Tensor:
-    """Attention of every row, in span order. ``query`` (rows, HEADS x SIZE), scaled."""
+    """Attention of every row, in span order. ``query`` (rows, HEADS x SIZE) is scaled already."""
     plan, space = plan_of(spans, store, window), Workspace()
     order = torch.from_numpy(plan.rows.order)
     out = torch.zeros(len(order), HEADS, SIZE)
@@ -111,8 +111,8 @@ def trees(draw) -> tuple[list[Span], int]:
     scattered = np.random.default_rng(draw(st.integers(0, 999))).permutation(total).tolist()
     prefix, rest, spans = scattered[:shared], scattered[shared:], []
     for length, new in tails:
-        own, rest = rest[:length], rest[length:]
-        spans.append(span(shared + length - min(new, length), prefix + own))
+        tail, rest = rest[:length], rest[length:]
+        spans.append(span(shared + length - min(new, length), prefix + tail))
     return spans, total
 
 
@@ -120,7 +120,7 @@ def trees(draw) -> tuple[list[Span], int]:
 @settings(max_examples=25)
 @given(tree=trees(), window=st.sampled_from([None, 1, 20, 45]))
 def test_equals_the_direct_softmax(kernel, tree, window):
-    """Forks, chunks, part blocks and a sliding window: the textbook's values to 1e-5."""
+    """Forks, chunks, partial blocks and a sliding window give softmax(q K) V to 1e-5."""
     spans, total = tree
     store = filled(total)
     rows = sum(len(s.tokens) for s in spans)
@@ -135,27 +135,27 @@ def test_equals_the_direct_softmax(kernel, tree, window):
 @settings(max_examples=25)
 @given(tree=trees(), window=st.sampled_from([None, 40]))
 def test_a_span_never_depends_on_others(kernel, tree, window):
-    """Every span alone has the same bits as among the others."""
+    """A span's output has the same bits alone as among others."""
     spans, total = tree
     store = filled(total)
     rows = np.cumsum([0] + [len(s.tokens) for s in spans])
     query = torch.randn(int(rows[-1]), HEADS * SIZE, generator=torch.Generator().manual_seed(1))
     together = attended(kernel, spans, query, store, window)
-    for i, one in enumerate(spans):
+    for i, single in enumerate(spans):
         mine = slice(rows[i], rows[i + 1])
-        alone = attended(kernel, [one], query[mine], store, window)
+        alone = attended(kernel, [single], query[mine], store, window)
         assert torch.equal(alone, together[mine])
 
 
 def test_a_shared_block_is_read_once_a_tile():
-    """16 forks of 64 shared tokens: 2 tiles of 16 rows for the prefix, one small tile a tail."""
+    """16 forks of 64 shared tokens: 2 tiles of 16 rows for the prefix, a small one for a tail."""
     spans = [span(64, [*range(64), 64 + i]) for i in range(16)]
     tiling = tiling_of(spans, KVStore(CONFIG, 100))
     assert [(s.size, s.tiles) for s in tiling.strips] == [(16, 2), (2, 16)]
 
 
 def test_unshared_copies_are_read_apart():
-    """Two sequences with slots of their own share nothing."""
+    """Two sequences without common slots are read in strips of their own."""
     spans = [span(63, list(range(64))), span(63, list(range(64, 128)))]
     assert sum(s.tiles for s in tiling_of(spans, KVStore(CONFIG, 128)).strips) == 4
 
@@ -179,7 +179,7 @@ def test_blocks_before_the_window_are_left_out():
     ("tokens", "start", "slots"), [(0, 3, 3), (2, 3, 4), (1, 3, 5), (1, -1, 0)]
 )
 def test_a_span_that_does_not_fit_together_is_refused(tokens, start, slots):
-    """No row may read or write a slot that is none of its own."""
+    """Spans whose tokens, start and slots do not fit together are refused."""
     wrong = Span(np.zeros(tokens, np.int64), start, np.zeros(slots, np.int64), 0)
     with pytest.raises(AssertionError, match="a span without tokens"):
         plan_of([span(0, [0]), wrong], KVStore(CONFIG, 10))
@@ -187,7 +187,7 @@ def test_a_span_that_does_not_fit_together_is_refused(tokens, start, slots):
 
 @given(rows=st.integers(1, 1000))
 def test_row_tiles_cover_the_rows_with_little_to_spare(rows):
-    """Tiles follow on each other, cover every row and waste less than half of the largest."""
+    """Tiles are contiguous, cover every row, and waste less than half of the largest tile."""
     pieces = cut(rows, (64, 16, 4))
     assert pieces[0][0] == 0
     assert all(a[1] == b[0] for a, b in pairwise(pieces))

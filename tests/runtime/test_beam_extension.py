@@ -1,4 +1,4 @@
-"""Children drawn before a round asks for them: the same tree, sooner, and the accounting right."""
+"""Children drawn before a round asks for them: the same tree, sooner, with correct accounting."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ LONG = ALL[0].model_copy(update={"policy": "rebase", "step_tokens": 7, "max_step
 def round_of(
     parents: dict[int, tuple[tuple[int, ...], tuple[int, ...]]], first: int, ahead: int, seed: int
 ) -> list[Branch]:
-    """Two children of each parent: node id to its prefix and path."""
+    """Branches for two children of each parent. ``parents``: prefix and path by node id."""
     branches = []
     for parent, (tokens, path) in parents.items():
         for child in range(2):
@@ -54,22 +54,22 @@ def round_of(
 
 
 def first_round(engine: Scheduler, tree: str, *, ahead: int = 2, seed: int = 1) -> list[Branch]:
-    """Ask for six children of the root."""
-    found = [
+    """Request six children of the root and return their branches."""
+    branches = [
         Branch(ROOT, i, PROMPT, step_seed(seed, (i,)), 40, i + 1, Ahead(seed, (i,), ahead, 200))
         for i in range(6)
     ]
-    engine.expand(1, tree, found, SAMPLING)
-    return found
+    engine.expand(1, tree, branches, SAMPLING)
+    return branches
 
 
 def early_tokens(engine: Scheduler) -> int:
-    """Tokens drawn that no round has asked for."""
+    """The number of tokens drawn early that no round has asked for."""
     return sum(len(run.output) for run in engine.beam_extension.sequences())
 
 
 async def digests(engine: InlineEngine, specs: tuple[SearchSpec, ...]) -> list[str]:
-    """All searches at once."""
+    """Run all searches at once, check that no KV is held afterwards, and return their digests."""
     outcomes = await asyncio.gather(*(grow(engine, PROMPT, spec) for spec in specs))
     engine.policy.cache.check()
     engine.prm.cache.check()
@@ -89,7 +89,7 @@ TIGHT = {"speculate": True, "lookahead": True, "kv_tokens": 150}
 
 @pytest.fixture(scope="module")
 def plain() -> list[str]:
-    """Every policy's tree with neither, each alone."""
+    """Digests of every policy's tree, each alone, without speculation and look-ahead."""
     return [asyncio.run(digests(InlineEngine(), (spec,)))[0] for spec in (*ALL, LONG)]
 
 
@@ -99,7 +99,7 @@ def plain() -> list[str]:
 )
 @pytest.mark.parametrize("switches", SWITCHED)
 def test_every_policy_grows_the_same_tree(switches: str, plain: list[str]) -> None:
-    """All at once, with room and without: speculation and look-ahead change no digest."""
+    """All searches at once, with ample and little memory: no switch changes a digest."""
     engine = InlineEngine(**SWITCHED[switches])
     assert asyncio.run(digests(engine, (*ALL, LONG))) == plain
     total = engine.policy.totals()
@@ -111,13 +111,13 @@ def test_every_policy_grows_the_same_tree(switches: str, plain: list[str]) -> No
 @pytest.mark.slow
 @pytest.mark.parametrize("kv_policy", ["lru", "arborkv"])
 def test_a_pool_for_one_path_grows_the_same_tree(kv_policy: KvPolicy, plain: list[str]) -> None:
-    """Hardly anything runs ahead, and what does is dropped again and again."""
+    """In a pool for one path early sequences are dropped repeatedly and the trees stay the same."""
     engine = InlineEngine(**TIGHT, kv_policy=kv_policy)
     assert asyncio.run(digests(engine, (*ALL, LONG))) == plain
 
 
 def test_what_runs_ahead_is_used_and_saves_iterations() -> None:
-    """Fewer iterations for the same tree; an early token that is asked for is not drawn twice."""
+    """Speculation takes fewer iterations for the same tree and draws no used token twice."""
 
     async def iterations(speculate: bool) -> tuple[int, InlineEngine, int]:
         turns = 0
@@ -141,13 +141,13 @@ def test_what_runs_ahead_is_used_and_saves_iterations() -> None:
 
 
 def test_an_early_child_is_the_child_that_the_round_draws() -> None:
-    """Taken over whole or half drawn, each step equals the one drawn alone from nothing."""
+    """A step taken over whole or half drawn equals the step drawn alone."""
     engine, _ = scheduler(speculate=True)
-    asked = first_round(engine, "oak")
+    branches = first_round(engine, "oak")
     steps = finish(engine)[1]
     open_steps = {
         b.node: ((*b.tokens, *s.tokens), (b.child,))
-        for b, s in zip(asked, steps, strict=True)
+        for b, s in zip(branches, steps, strict=True)
         if s.finish is not Finish.END
     }
     assert early_tokens(engine) > 0
@@ -166,31 +166,31 @@ def test_an_early_child_is_the_child_that_the_round_draws() -> None:
 
 
 def test_passes_saved_are_what_a_round_is_shorter_by() -> None:
-    """Its longest step, less the most that any of its steps had left to draw when it began."""
+    """A round saves its longest step less the most that any step had left to draw at its start."""
     engine, _ = scheduler(speculate=True)
-    asked = first_round(engine, "oak")
+    branches = first_round(engine, "oak")
     steps = finish(engine)[1]
     assert engine.searches["oak"].passes_saved == 0, "nothing was there early"
     open_steps = {
         b.node: ((*b.tokens, *s.tokens), (b.child,))
-        for b, s in zip(asked, steps, strict=True)
+        for b, s in zip(branches, steps, strict=True)
         if s.finish is not Finish.END
     }
     early = {
         (run.branch.parent, run.branch.child): run for run in engine.beam_extension.sequences()
     }
-    drawn = {place: len(run.output) for place, run in early.items()}
+    early_lengths = {place: len(run.output) for place, run in early.items()}
     next_round = round_of(open_steps, 100, 2, 1)
     engine.expand(2, "oak", next_round, SAMPLING)
     lengths = [len(step.tokens) for step in finish(engine)[2]]
     places = [(branch.parent, branch.child) for branch in next_round]
-    left = [n - drawn.get(place, 0) for n, place in zip(lengths, places, strict=True)]
+    remaining = [n - early_lengths.get(place, 0) for n, place in zip(lengths, places, strict=True)]
     saved = engine.searches["oak"].passes_saved
-    assert saved == max(lengths) - max(left) > 0
+    assert saved == max(lengths) - max(remaining) > 0
 
 
 def test_rows_are_wasted_while_passes_saved_are_worth_them() -> None:
-    """64 are tried; a pass is worth 16. A search that has wasted more draws nothing early."""
+    """A search may waste 64 rows, or 16 for each pass saved; beyond that it draws nothing early."""
     assert pays(0, 63)
     assert not pays(0, 64)
     assert pays(5, 80)
@@ -204,7 +204,7 @@ def test_rows_are_wasted_while_passes_saved_are_worth_them() -> None:
 
 
 def until_early(engine: Scheduler, tokens: int = 4) -> None:
-    """Step until something is drawn ahead while real work still runs."""
+    """Step until ``tokens`` tokens are drawn early while real work still runs."""
     while engine.busy and early_tokens(engine) < tokens:
         engine.step()
     assert engine.busy
@@ -216,34 +216,34 @@ def until_early(engine: Scheduler, tokens: int = 4) -> None:
     "abort amid it frees everything"
 )
 def test_real_work_takes_the_places_in_the_next_iteration() -> None:
-    """A second search asks: at once no early sequence is in the batch, and its own branches are."""
+    """When a second search asks, its branches replace all early sequences in the next batch."""
     engine, _ = scheduler(speculate=True, batch_limit=6)
     first_round(engine, "oak")
     until_early(engine)
     assert any(sequence.preemptible for sequence in engine.batch.sequences)
-    drawn = early_tokens(engine)
+    tokens = early_tokens(engine)
     branches = [Branch(ROOT, i, PROMPTS["tree5"], step_seed(9, (i,)), 40, i + 1) for i in range(6)]
     engine.expand(2, "elm", branches, SAMPLING)
     engine.step()
     assert not any(sequence.preemptible for sequence in engine.batch.sequences)
     assert engine.searches["elm"].counters.prefilled_tokens >= len(PROMPTS["tree5"])
-    assert early_tokens(engine) == drawn
+    assert early_tokens(engine) == tokens
     engine.cache.check()
 
 
 def test_early_kv_goes_before_any_other() -> None:
-    """For slots the batch drops what was drawn ahead and nothing is evicted; the tokens stay."""
+    """For slots the batch drops early sequences' KV and evicts nothing; their tokens are kept."""
     engine, _ = scheduler(speculate=True)
     first_round(engine, "oak")
     until_early(engine, 20)
-    drawn, evicted = early_tokens(engine), engine.cache.evicted_tokens
+    tokens, evicted = early_tokens(engine), engine.cache.evicted_tokens
     sequence = next(sequence for sequence in engine.batch.sequences if not sequence.preemptible)
     spare = engine.cache.pool.allocate(engine.cache.pool.available)
     dropped = engine.batch.drop_preemptible(sequence, sequence.missing + 3)
     assert engine.cache.reserve(sequence, sequence.missing + 3)
     engine.cache.pool.free(spare)
     assert engine.cache.evicted_tokens == evicted
-    assert early_tokens(engine) == drawn
+    assert early_tokens(engine) == tokens
     dropped += engine.batch.drop_preemptible()
     assert dropped
     assert not any(sequence.preemptible for sequence in engine.cache.sequences)
@@ -253,18 +253,18 @@ def test_early_kv_goes_before_any_other() -> None:
 
 @pytest.mark.parametrize("end", ["abort", "dead"])
 def test_an_end_amid_speculation_frees_everything(end: str) -> None:
-    """An aborted search and pruned nodes leave no sequence, no slot, and count as wasted."""
+    """An abort or a prune frees all early sequences and slots; their tokens count as wasted."""
     engine, _ = scheduler(speculate=True)
     first_round(engine, "oak")
     until_early(engine, 10)
-    drawn = early_tokens(engine)
+    tokens = early_tokens(engine)
     if end == "abort":
         assert engine.abort("oak") == [1]
     else:
         engine.hint("oak", Hint(dead=tuple(range(1, 7))))
         engine.abort("oak")
     assert early_tokens(engine) == 0
-    assert engine.searches["oak"].counters.speculated_wasted == drawn
+    assert engine.searches["oak"].counters.speculated_wasted == tokens
     engine.cache.check()
     assert not engine.cache.sequences
     engine.release("oak")
@@ -273,7 +273,7 @@ def test_an_end_amid_speculation_frees_everything(end: str) -> None:
 
 
 def test_nothing_is_begun_below_what_has_been_pruned() -> None:
-    """Dead nodes that were to run ahead do not; nothing of them outlives a search."""
+    """Nothing is drawn early below dead nodes, and a release leaves no sequence."""
     engine, _ = scheduler(speculate=True)
     first_round(engine, "oak", ahead=20)
     until_early(engine, 10)
@@ -287,7 +287,7 @@ def test_nothing_is_begun_below_what_has_been_pruned() -> None:
 
 
 def test_two_searches_share_the_slack() -> None:
-    """While both have children left to run ahead, neither has two places more than the other."""
+    """While both have children left to draw early, their numbers of places differ by at most 1."""
     engine, _ = scheduler(speculate=True, batch_limit=14)
     for call, (tree, seed) in enumerate({"oak": 1, "elm": 2}.items(), 1):
         branches = [
@@ -298,12 +298,12 @@ def test_two_searches_share_the_slack() -> None:
     fill, shared = engine.beam_extension.fill_idle_places, []
 
     def checked() -> list[BranchSequence]:
-        begun = fill()
+        sequences = fill()
         spare = [sequence for sequence in engine.batch.sequences if sequence.preemptible]
         drawing = all(isinstance(sequence, BranchSequence) for sequence in spare)
         if drawing and engine.beam_extension.wanting() == {"oak", "elm"}:
             shared.append(Counter(sequence.tree for sequence in spare))
-        return begun
+        return sequences
 
     engine.beam_extension.fill_idle_places = checked  # type: ignore[method-assign]
     finish(engine)
@@ -313,12 +313,12 @@ def test_two_searches_share_the_slack() -> None:
 
 
 def test_what_differs_is_not_taken_over() -> None:
-    """The same child with another limit or another sampling is drawn as asked."""
+    """A child requested with another limit or sampling is drawn anew."""
     engine, _ = scheduler(speculate=True)
-    asked = first_round(engine, "oak")
+    branches = first_round(engine, "oak")
     steps = finish(engine)[1]
     branch, step = next(
-        (b, s) for b, s in zip(asked, steps, strict=True) if s.finish is not Finish.END
+        (b, s) for b, s in zip(branches, steps, strict=True) if s.finish is not Finish.END
     )
     (child, _) = round_of(
         {branch.node: ((*branch.tokens, *step.tokens), (branch.child,))}, 50, 1, 1
@@ -330,7 +330,7 @@ def test_what_differs_is_not_taken_over() -> None:
 
 
 async def test_a_search_aborted_while_its_slack_is_used_leaves_nothing() -> None:
-    """Cut at one iteration or another: what it held ahead goes with it, the other goes on."""
+    """A search cancelled at any iteration frees its early KV, and the other one goes on."""
     for cut in range(4, 40, 6):
         turns = 0
         engine = InlineEngine(speculate=True, lookahead=True, kv_tokens=600)

@@ -1,4 +1,4 @@
-"""Whatever a message holds and wherever its call fails: its error alone, all others go on."""
+"""A malformed message or a fault anywhere ends its own call with an error; others go on."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ TREE = "bad"
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> InlineWorker:
-    """Little memory, few places, everything on."""
+    """An engine with little memory, few places and every feature on."""
     folder: Path = tmp_path_factory.mktemp("models")
     options = EngineOptions(
         policy=make_checkpoint(folder / "policy", seed=1),
@@ -74,7 +74,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> InlineWorker:
 
 
 def grow(engine: InlineWorker) -> str:
-    """The digest of the bystander's search."""
+    """Run the bystander's search and return its digest."""
     outcome = asyncio.run(
         search(
             Problem(PROMPT, "1 + 1?", "\n\n"),
@@ -90,12 +90,12 @@ def grow(engine: InlineWorker) -> str:
 
 @pytest.fixture(scope="module")
 def alone(engine: InlineWorker) -> str:
-    """Its digest when nobody else is there."""
+    """The bystander's digest when it runs alone."""
     return grow(engine)
 
 
 def round_of(call: int, tokens: tuple[int, ...] = PROMPT, count: int = 3) -> Expand:
-    """A sound call."""
+    """A valid Expand call of ``count`` branches."""
     ahead = Ahead(7, (0,), 2, 40)
     branches = tuple(Branch(ROOT, i, tokens, 9 + i, 6, i + 1, ahead) for i in range(count))
     return Expand(call, TREE, branches, SAMPLING)
@@ -120,7 +120,7 @@ HOSTILE = st.sampled_from(
 
 
 def spoilt(value: Any, draw: st.DataObject) -> Any:
-    """A value with one of its parts replaced, or the whole of it."""
+    """``value`` with one of its parts, at any depth, or all of it replaced by a hostile value."""
     parts: list[Any] = []
     if is_dataclass(value):
         parts = [field.name for field in fields(value)]
@@ -135,16 +135,16 @@ def spoilt(value: Any, draw: st.DataObject) -> Any:
 
 
 def answers(engine: InlineWorker) -> dict[int, Done | EngineError]:
-    """What the test's own messages were answered with, each of them once."""
-    heard = {call: said for call, [said] in engine.pipe.heard.items()}
-    engine.pipe.heard.clear()
-    for said in heard.values():
-        assert isinstance(said, Done) or isinstance(said.error, EngineError)
-    return {call: said if isinstance(said, Done) else said.error for call, said in heard.items()}
+    """Take the replies to the test's own messages, checking that each has exactly one."""
+    replies = {call: reply for call, [reply] in engine.pipe.replies.items()}
+    engine.pipe.replies.clear()
+    for reply in replies.values():
+        assert isinstance(reply, Done) or isinstance(reply.error, EngineError)
+    return {n: reply if isinstance(reply, Done) else reply.error for n, reply in replies.items()}
 
 
 def must_hold_nothing(engine: InlineWorker) -> None:
-    """The accounting is right, and every search is gone."""
+    """Check that the accounting is right and that no search is left."""
     engine.worker._check_accounting(fatal=True)
     usage = engine.worker._usage()
     assert (usage.running, usage.waiting, usage.kv_tokens_active) == (0, 0, 0)
@@ -160,21 +160,23 @@ def must_hold_nothing(engine: InlineWorker) -> None:
 def test_malformed_messages_end_their_own_calls(
     engine: InlineWorker, alone: str, data: st.DataObject
 ) -> None:
-    """A dozen among a bystander's: each is answered once, and the bystander's digest is its own."""
+    """Each of twelve malformed messages gets one reply, and the bystander's digest is unchanged."""
     messages: list[Any] = []
     for call in range(1, 13):
         sound = data.draw(st.sampled_from(SOUND))
         bad = spoilt(sound, data) if data.draw(st.integers(0, 3)) else sound
         message = bad if type(bad) is type(sound) else sound
         messages.append(message if isinstance(message, TreeHint) else replace(message, call=call))
-    sent = deque(messages)
-    engine.on_turn = lambda: engine.pipe.inbox.append(sent.popleft()) if sent else None
+    queue = deque(messages)
+    engine.on_turn = lambda: engine.pipe.inbox.append(queue.popleft()) if queue else None
     assert grow(engine) == alone
     engine.on_turn = lambda: None
-    engine.pipe.inbox += sent
+    engine.pipe.inbox += queue
     engine.work()
-    found = answers(engine)
-    assert set(found) == {message.call for message in messages if not isinstance(message, TreeHint)}
+    replies = answers(engine)
+    assert set(replies) == {
+        message.call for message in messages if not isinstance(message, TreeHint)
+    }
     trees = {message.tree for message in messages if isinstance(message.tree, str)}
     engine.pipe.inbox += [Release(call, tree) for call, tree in enumerate(trees)]
     engine.work()
@@ -183,8 +185,8 @@ def test_malformed_messages_end_their_own_calls(
 
 
 def breaks(engine: InlineWorker, stage: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From now on a part of the engine fails whenever it works for ``TREE``; what lets go of it,
-    once."""
+    """Make a method of the engine raise RuntimeError whenever it works for ``TREE``; ``abort`` and
+    ``release`` only once."""
     worker = engine.worker
     scheduler, scorer, embedder = worker._scheduler, worker._scorer, worker._embedder
     part: object = {
@@ -203,18 +205,18 @@ def breaks(engine: InlineWorker, stage: str, monkeypatch: pytest.MonkeyPatch) ->
     works = getattr(part, stage)
     times = 1 if stage in ("abort", "release") else 99
 
-    def fails(*given: Any) -> Any:
+    def fails(*args: Any) -> Any:
         nonlocal times
-        if times and any(TREE in trees_of(value) for value in given):
+        if times and any(TREE in trees_of(value) for value in args):
             times -= 1
             raise RuntimeError("a broken part")
-        return works(*given)
+        return works(*args)
 
     monkeypatch.setattr(part, stage, fails)
 
 
 def trees_of(value: Any) -> set[str]:
-    """The trees that an argument of some part has to do with."""
+    """The names of the trees that an argument refers to."""
     if isinstance(value, str):
         return {value}
     of = (value, getattr(value, "call", None), getattr(value, "sequence", None))
@@ -245,27 +247,27 @@ def test_a_fault_ends_its_own_call(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Wherever it is: typed, logged once with its tree and its cause, counted; nothing is held."""
+    """A fault gives CallFault, is counted and is logged once with tree and cause; nothing leaks."""
     breaks(engine, stage, monkeypatch)
     expand, score, embed, hint, release = SOUND
     before = engine.worker._usage().totals.call_errors
     numbered = [expand, replace(score, call=2), replace(embed, call=3), replace(release, call=4)]
-    sent = deque([numbered[0], hint, *numbered[1:]])
+    queue = deque([numbered[0], hint, *numbered[1:]])
 
-    def one_by_one() -> None:
-        """The next, once the last is answered."""
-        done = max(engine.pipe.heard.keys() & {1, 2, 3, 4}, default=0)
-        if sent and (isinstance(sent[0], TreeHint) or sent[0].call == done + 1):
-            engine.pipe.inbox.append(sent.popleft())
+    def send_next() -> None:
+        """Send the next message if the last one is answered."""
+        done = max(engine.pipe.replies.keys() & {1, 2, 3, 4}, default=0)
+        if queue and (isinstance(queue[0], TreeHint) or queue[0].call == done + 1):
+            engine.pipe.inbox.append(queue.popleft())
 
-    engine.on_turn = one_by_one
+    engine.on_turn = send_next
     assert grow(engine) == alone
-    while sent:
-        one_by_one()
+    while queue:
+        send_next()
         engine.work()
-    found = answers(engine)
-    assert set(found) == {1, 2, 3, 4}
-    assert {call for call, said in found.items() if isinstance(said, CallFault)} == failing
+    replies = answers(engine)
+    assert set(replies) == {1, 2, 3, 4}
+    assert {call for call, reply in replies.items() if isinstance(reply, CallFault)} == failing
     logged = [record for record in caplog.records if record.levelno >= logging.ERROR]
     assert len(logged) == engine.worker._usage().totals.call_errors - before == 1
     engine.on_turn = lambda: None
@@ -277,7 +279,7 @@ def test_a_fault_ends_its_own_call(
 def test_accounting_errors_end_the_process(
     engine: InlineWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What all share is broken then: a slot is lost along with a call."""
+    """A lost slot raises AssertionError, because it affects all searches."""
     breaks(engine, "step", monkeypatch)
     pool = engine.worker._scheduler.cache.pool
     lost = pool.allocate(1)
@@ -289,7 +291,7 @@ def test_accounting_errors_end_the_process(
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"sampling": Sampling(stop=("\ud800",))}, r"stop: holds '\\ud800', half a character"),
         ({"sampling": Sampling(stop=("a",) * 33)}, "stop: 33 of them; at most 32"),
@@ -301,12 +303,12 @@ def test_accounting_errors_end_the_process(
     ],
 )
 def test_what_is_malformed_is_named(
-    engine: InlineWorker, change: dict[str, Any], said: str
+    engine: InlineWorker, change: dict[str, Any], message: str
 ) -> None:
-    """Field, value and what is needed."""
+    """The error names the field, its value and what is allowed."""
     engine.pipe.inbox.append(replace(round_of(1), **change))
     engine.work()
-    with pytest.raises(EngineError, match=said):
+    with pytest.raises(EngineError, match=message):
         raise answers(engine)[1]  # type: ignore[misc]
 
 
@@ -314,7 +316,7 @@ def test_what_is_malformed_is_named(
 def test_what_is_no_call_is_logged(
     engine: InlineWorker, message: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """There is nobody to answer."""
+    """A message without a valid call number is logged and gets no reply."""
     engine.pipe.inbox.append(message)
     engine.work()
     assert not answers(engine)
@@ -324,14 +326,14 @@ def test_what_is_no_call_is_logged(
 async def test_ordinary_refusals_are_no_faults(
     engine: InlineWorker, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What a client may ask for in good faith and cannot have is not logged."""
+    """A refusal of a well-formed request is not logged."""
     with pytest.raises(PrefixTooLong):
         await engine.expand("oak", round_of(1, (1,) * 600).branches, SAMPLING)
     assert not caplog.records
 
 
 def largest() -> dict[str, ToEngine]:
-    """Messages with as much in them as is allowed, every prefix and step another."""
+    """The largest messages that are allowed, with all prefixes and steps different."""
     paths = [(i % 200, i // 200, *(n % 199 for n in range(498))) for i in range(MOST_AT_ONCE)]
     branches = tuple(Branch(i, 0, path, i, 6, i + 9999) for i, path in enumerate(paths))
     steps = [path[:63] for path in paths]
@@ -353,32 +355,32 @@ def largest() -> dict[str, ToEngine]:
 
 
 def test_no_message_holds_the_loop_for_long(engine: InlineWorker) -> None:
-    """Read and begun within a quarter second of the thread's time, each as large as it may be."""
-    taken: dict[str, float] = {}
+    """Receiving the largest message of any kind takes less than 0.25 s of thread time."""
+    seconds: dict[str, float] = {}
     messages = largest()
     gc.collect()
-    gc.freeze()  # as the engine's process does: what other tests have left is not looked through
+    gc.freeze()  # as the engine's process does, so objects of other tests are not scanned
     for kind, message in messages.items():
         data = bytes(seal(message))
         before = time.thread_time()
         engine.worker._receive(Envelope.of(data))
-        taken[kind] = time.thread_time() - before
+        seconds[kind] = time.thread_time() - before
     gc.unfreeze()
-    assert max(taken.values()) < 0.25, taken
-    found = answers(engine)
-    assert {call for call, said in found.items() if isinstance(said, Done)} == {4}
-    assert all("was aborted" in str(found[call]) for call in (1, 2, 3))
+    assert max(seconds.values()) < 0.25, seconds
+    replies = answers(engine)
+    assert {call for call, reply in replies.items() if isinstance(reply, Done)} == {4}
+    assert all("was aborted" in str(replies[call]) for call in (1, 2, 3))
     must_hold_nothing(engine)
 
 
 @given(st.lists(st.integers(0, 9)), st.integers(1, 12))
 def test_parts_hold_what_a_message_may(sizes: list[int], most: int) -> None:
-    """All, in order; no part is too large unless by a single one, or could take the next one."""
+    """Parts keep all items in order, exceed ``most`` only by a single item, and are filled up."""
     items = list(range(len(sizes)))
     parts = in_parts(items, sizes, most)
     assert [item for part in parts for item in part] == items
-    held = [sum(sizes[item] for item in part) for part in parts]
-    assert all(size <= most or len(part) == 1 for size, part in zip(held, parts, strict=True))
+    totals = [sum(sizes[item] for item in part) for part in parts]
+    assert all(size <= most or len(part) == 1 for size, part in zip(totals, parts, strict=True))
     assert all(
-        size + sizes[after[0]] > most for size, after in zip(held[:-1], parts[1:], strict=True)
+        size + sizes[after[0]] > most for size, after in zip(totals[:-1], parts[1:], strict=True)
     )

@@ -1,4 +1,4 @@
-"""What a folder says of its model: nested configs, heads, and whether two hold one model."""
+"""What is read from a model's folder: nested configs, heads, and whether two models are equal."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def folder_of(folder: Path, config: Any) -> Path:
 
 
 def test_a_vision_models_text_tower_gives_the_sizes(tmp_path: Path) -> None:
-    """As Qwen2.5-VL's are published: the whole's class, the text's sizes; tokens that end a reply
-    are the whole's. The embedded engine says what it runs instead; for SGLang the costs are known.
+    """As in published Qwen2.5-VL configs, class and end tokens are the whole model's, sizes the
+    text tower's. The embedded engine refuses the class; costs for SGLang are known.
     """
     config = {
         "architectures": ["Qwen2_5_VLForConditionalGeneration"],
@@ -48,54 +48,54 @@ def test_a_vision_models_text_tower_gives_the_sizes(tmp_path: Path) -> None:
     text = Text(folder)
     assert (text.context, text.model_vocab, text.eos & {7, 9}) == (512, 320, {7})
     assert Checkpoint.of(folder).architecture == "Qwen2_5_VLForConditionalGeneration"
-    named = "Qwen2_5_VLForConditionalGeneration; the embedded engine runs Llama.*sglang"
-    with pytest.raises(UnsupportedModel, match=named):
+    message = "Qwen2_5_VLForConditionalGeneration; the embedded engine runs Llama.*sglang"
+    with pytest.raises(UnsupportedModel, match=message):
         ModelConfig.from_checkpoint(folder)
     plain = make_checkpoint(tmp_path / "plain", "llama", **SIZES)
-    costs = [ModelConfig.sizes_of(one).flops(3, 6) for one in (folder, plain)]
+    costs = [ModelConfig.sizes_of(path).flops(3, 6) for path in (folder, plain)]
     assert costs[0] == costs[1] > 0
 
 
 def test_what_a_nested_config_leaves_out_is_what_transformers_takes(tmp_path: Path) -> None:
-    """Gemma 3's published configs name a few of the text tower's sizes alone."""
+    """Sizes that Gemma 3's published configs omit take transformers' defaults."""
     whole = Gemma3Config(text_config=Gemma3TextConfig(num_hidden_layers=3)).to_dict()
-    named = {"model_type": "gemma3_text", "num_hidden_layers": 3, "sliding_window": 512}
+    text_config = {"model_type": "gemma3_text", "num_hidden_layers": 3, "sliding_window": 512}
     folder = folder_of(
         tmp_path,
-        {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": named},
+        {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": text_config},
     )
-    found = read_config(folder)
+    config = read_config(folder)
     for name in ("hidden_size", "vocab_size", "max_position_embeddings", "num_attention_heads"):
-        assert found[name] == whole["text_config"][name]
-    assert (found["num_hidden_layers"], Text(folder).context) == (3, found[SIZE])
+        assert config[name] == whole["text_config"][name]
+    assert (config["num_hidden_layers"], Text(folder).context) == (3, config[SIZE])
 
 
 SIZE = "max_position_embeddings"
 
 
 @pytest.mark.parametrize(
-    ("config", "named"),
+    ("config", "message"),
     [
         ({k: v for k, v in SIZES.items() if k != SIZE}, f"{SIZE}: missing"),
         (SIZES | {"num_experts": 8}, "num_experts: 8"),
     ],
 )
-def test_sizes_that_are_not_known_are_named(config: Any, named: str, tmp_path: Path) -> None:
-    """Costs are not guessed."""
-    with pytest.raises(UnsupportedModel, match=named):
+def test_sizes_that_are_not_known_are_named(config: Any, message: str, tmp_path: Path) -> None:
+    """Missing or unsupported sizes raise UnsupportedModel; costs are not guessed."""
+    with pytest.raises(UnsupportedModel, match=message):
         ModelConfig.sizes_of(folder_of(tmp_path, config))
 
 
-@pytest.mark.parametrize(("content", "said"), [("{", "not JSON"), ("[]", "no object")])
-def test_a_broken_config_is_named(content: str, said: str, tmp_path: Path) -> None:
-    """By its file."""
+@pytest.mark.parametrize(("content", "message"), [("{", "not JSON"), ("[]", "no object")])
+def test_a_broken_config_is_named(content: str, message: str, tmp_path: Path) -> None:
+    """The error for a broken config names its file."""
     (tmp_path / "config.json").write_text(content)
-    with pytest.raises(ValueError, match=rf"config\.json: {said}"):
+    with pytest.raises(ValueError, match=rf"config\.json: {message}"):
         Text(tmp_path)
 
 
 def test_a_folder_without_a_tokenizer_is_named(tmp_path: Path) -> None:
-    """In one line."""
+    """The error for a missing tokenizer names the folder."""
     folder = folder_of(tmp_path, SIZES)
     with pytest.raises(ValueError, match=f"{folder}: holds no tokenizer"):
         _ = Text(folder).tokenizer
@@ -115,13 +115,13 @@ def test_a_folder_without_a_tokenizer_is_named(tmp_path: Path) -> None:
     ],
 )
 def test_a_classs_outputs(architecture: str, config: dict[str, Any], outputs: int | None) -> None:
-    """A language model gives its hidden state."""
+    """The number of a class's outputs, or None; a language model's are its hidden state."""
     assert outputs_of_class(architecture, config) == outputs
 
 
 def test_two_folders_of_one_model(tmp_path: Path) -> None:
-    """A tokenizer is compared by what its ids stand for, however it was written; weights by a
-    sample of tensors, where both have them."""
+    """Tokenizers are compared by what their ids stand for, not by their files; weights by a sample
+    of tensors. The result is None if either folder lacks them."""
     first, second, third = (
         Checkpoint.of(make_checkpoint(tmp_path / str(n), seed=seed))
         for n, seed in enumerate((1, 1, 2))
@@ -143,17 +143,17 @@ def test_two_folders_of_one_model(tmp_path: Path) -> None:
 
 
 def test_weights_that_are_cut_short_are_named(tmp_path: Path) -> None:
-    """As a copy or a download that ended early leaves them: wherever it ended, one line, before
+    """Weights cut short at any point, as by an interrupted download, give a one-line error before
     anything is loaded."""
     folder = make_checkpoint(tmp_path)
     file = folder / "model.safetensors"
     whole = file.read_bytes()
     check_weights(folder)
-    for size, said in ((0, "no whole safe"), (100, "no whole safe"), (len(whole) - 1, "cut short")):
+    for size, why in ((0, "no whole safe"), (100, "no whole safe"), (len(whole) - 1, "cut short")):
         file.write_bytes(whole[:size])
-        with pytest.raises(ValueError, match=f"{file}: .*{said}.*; get it again"):
+        with pytest.raises(ValueError, match=f"{file}: .*{why}.*; get it again"):
             check_weights(folder)
-        with pytest.raises(ValueError, match=f"{file}: .*{said}.*; get it again"):
+        with pytest.raises(ValueError, match=f"{file}: .*{why}.*; get it again"):
             tensor_reader(folder)
     file.write_bytes(b"\x04" + bytes(7) + b"[3,4")
     with pytest.raises(ValueError, match="no whole safetensors file"):
@@ -161,7 +161,7 @@ def test_weights_that_are_cut_short_are_named(tmp_path: Path) -> None:
 
 
 def test_a_part_that_is_not_there_is_named(tmp_path: Path) -> None:
-    """Of weights in several files the index is followed; other files beside them are not read."""
+    """A missing file of the weights' index is named; files outside the index are not read."""
     folder = make_checkpoint(tmp_path)
     (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
     parts = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}

@@ -1,4 +1,4 @@
-"""What branches draw alike is computed once; every branch says what it would have said alone."""
+"""Equal tokens of several branches are computed once; every step is the one drawn alone."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ ALIKE = 24
 
 @lru_cache
 def alone(seed: int) -> list[Step]:
-    """What they say, each drawn alone from nothing."""
+    """The steps of ALIKE children, each drawn alone."""
     return [naive_step(branch, SAMPLING) for branch in children(PROMPT, ALIKE, seed=seed)]
 
 
 def computed(prompt: tuple[int, ...], steps: list) -> int:
-    """The distinct tokens of the steps but for the last of each, which nobody has read yet."""
+    """The number of distinct tokens of prompt and steps, without each last one, not read yet."""
     return unique_tokens([(*prompt, *step.tokens[:-1]) for step in steps])
 
 
 def test_children_of_steps_drawn_alike_are_one_voice() -> None:
-    """Two nodes with equal tokens: their children, of other seeds, share rows until they part.
+    """Children of two nodes with equal tokens share rows until their tokens differ.
 
-    A token is deduplicated if another branch has drawn from the same row: after equal tokens.
+    A token is deduplicated if another branch drew from the same row, after equal tokens.
     """
     engine, model = scheduler()
     twins = [*children(PROMPT, 8, parent=1, seed=1), *children(PROMPT, 8, parent=2, seed=2)]
@@ -70,8 +70,8 @@ def test_children_of_steps_drawn_alike_are_one_voice() -> None:
     seed=st.integers(0, 3),
 )
 def test_places_and_memory_change_nothing(places: int, kv_tokens: int, seed: int) -> None:
-    """Followers that find no place wait with what they have drawn; sequences that lose theirs take
-    all who follow along. The accounting is right, and nothing is held afterwards."""
+    """Followers without a place wait with their tokens, and a preempted sequence's followers wait
+    with it. The accounting is right, and nothing is held afterwards."""
     engine, model = scheduler(batch_limit=places, kv_tokens=kv_tokens)
     engine.expand(1, "oak", children(PROMPT, ALIKE, seed=seed), SAMPLING)
     assert finish(engine)[1] == alone(seed)
@@ -83,18 +83,18 @@ def test_places_and_memory_change_nothing(places: int, kv_tokens: int, seed: int
 
 
 def test_whole_searches_are_the_same_with_and_without() -> None:
-    """Several at once, round by round; deduplicated fewer rows are computed."""
-    rows, grown = [], []
+    """Several searches have the same steps with deduplication, for fewer computed rows."""
+    rows, trees = [], []
     for dedup in (False, True):
         engine, model = scheduler(dedup=dedup)
-        grown.append(Grower(engine).grow(PROMPTS, 4, 12))
+        trees.append(Grower(engine).grow(PROMPTS, 4, 12))
         rows.append(model.rows)
-    assert grown[0] == grown[1]
+    assert trees[0] == trees[1]
     assert rows[1] < rows[0]
 
 
 def test_a_split_by_hand() -> None:
-    """Of five that follow, two draw 7, one draws 9, two end their step with 0."""
+    """Of five followers two draw 7, one draws 9, and two end their step with 0."""
     call = ExpandCall(1, 1, "oak", SAMPLING, stops=None, steps=[])  # type: ignore[arg-type]
     prefix = SharedPrefix("oak", np.array([1]), visited=False)
     runs = [
@@ -116,8 +116,8 @@ def test_a_split_by_hand() -> None:
 
 
 def test_along_the_drafts_of_another_by_hand() -> None:
-    """A branch took three tokens at once. One goes along to the end, two part at the second, one of
-    them by ending its step, and one parts at the first: it was given that draw alone."""
+    """The leader takes three tokens at once. One follower agrees to the end, two part at the second
+    (one by ending its step), and one parts at the first and has only that draw."""
     call = ExpandCall(1, 1, "oak", SAMPLING, stops=None, steps=[])  # type: ignore[arg-type]
     prefix = SharedPrefix("oak", np.array([1]), visited=False)
     runs = [
@@ -151,9 +151,8 @@ def test_along_the_drafts_of_another_by_hand() -> None:
     seed=st.integers(0, 3),
 )
 def test_with_a_draft_it_changes_nothing(seed: int, **switches: Any) -> None:
-    """However good the drafts for the one that has the sequence, however many they are and
-    whoever's turn it is: every branch says what it would have said alone, and nothing is held
-    afterwards."""
+    """With any draft quality, draft length and order of verification every step is the one drawn
+    alone, and nothing is held afterwards."""
     engine, *_ = drafted(batch_limit=switches.pop("places"), **switches)
     engine.expand(1, "oak", children(PROMPT, ALIKE, seed=seed), SAMPLING)
     assert finish(engine)[1] == alone(seed)
@@ -165,8 +164,8 @@ def test_with_a_draft_it_changes_nothing(seed: int, **switches: Any) -> None:
 
 
 def test_a_draft_is_shared_until_they_part() -> None:
-    """A draft that is always right: no row is computed that is not without one, of no token two,
-    and as many are deduplicated; there are fewer passes. Both models read less than apart."""
+    """With a perfect draft the same rows are computed and as many tokens deduplicated, in fewer
+    passes; both models compute fewer rows than without deduplication."""
     plain, model = scheduler()
     engine, draft, target = drafted(wrong=10**9)
     apart, other_draft, other_target = drafted(wrong=10**9, dedup=False)

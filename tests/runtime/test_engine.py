@@ -1,4 +1,4 @@
-"""The embedded engine in its own process: same bits whatever it does about time and memory."""
+"""The embedded engine in its own process: equal bits under any batching, threads and memory."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from tests.runtime.tiny_models import make_checkpoint, make_tokenizer
 
 LIMIT = 12
 SAMPLING = Sampling(temperature=0.8, top_p=0.95, max_step_tokens=LIMIT)
-Grown = list[tuple[Step, float]]
+Scored = list[tuple[Step, float]]
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -63,7 +63,7 @@ def options(tmp_path_factory: pytest.TempPathFactory) -> EngineOptions:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def engine(options: EngineOptions) -> AsyncIterator[EmbeddedEngine]:
-    """The engine of most tests."""
+    """The engine that most tests share."""
     engine = await EmbeddedEngine.start(options)
     yield engine
     await engine.close()
@@ -76,11 +76,11 @@ def prompt(number: int) -> tuple[int, ...]:
     return tuple(make_tokenizer().encode(text))
 
 
-async def grow(engine: EmbeddedEngine, tree: str, number: int, rounds: int = 3) -> Grown:
-    """A tree of four children a round, the two best going on; all steps with their rewards."""
+async def grow(engine: EmbeddedEngine, tree: str, number: int, rounds: int = 3) -> Scored:
+    """Grow a tree by four children a round, keeping the two best leaves; all steps and rewards."""
     ids = prompt(number)
     leaves: list[tuple[int, tuple[tuple[int, ...], ...], tuple[str, ...]]] = [(ROOT, (), ())]
-    grown: Grown = []
+    scored_steps: Scored = []
     for _ in range(rounds):
         branches = [
             Branch(
@@ -89,37 +89,37 @@ async def grow(engine: EmbeddedEngine, tree: str, number: int, rounds: int = 3) 
                 (*ids, *(t for step in steps for t in step)),
                 node_seed(number, "step", (node, child)),
                 SAMPLING.max_step_tokens,
-                len(grown) + 4 * place + child + 1,
+                len(scored_steps) + 4 * place + child + 1,
             )
             for place, (node, steps, _) in enumerate(leaves)
             for child in range(4)
         ]
         above = [leaf for leaf in leaves for _ in range(4)]
-        drawn = await engine.expand(tree, branches, SAMPLING)
+        fresh = await engine.expand(tree, branches, SAMPLING)
         paths = [
-            Trajectory(len(grown) + i + 1, (*steps, step.tokens), (*texts, step.text))
-            for i, ((_, steps, texts), step) in enumerate(zip(above, drawn, strict=True))
+            Trajectory(len(scored_steps) + i + 1, (*steps, step.tokens), (*texts, step.text))
+            for i, ((_, steps, texts), step) in enumerate(zip(above, fresh, strict=True))
         ]
         rewards = await engine.score(tree, ids, "", paths)
-        grown += zip(drawn, rewards, strict=True)
-        ranked = sorted(zip(rewards, paths, drawn, strict=True), key=lambda r: (-r[0], r[1].node))
+        scored_steps += zip(fresh, rewards, strict=True)
+        ranked = sorted(zip(rewards, paths, fresh, strict=True), key=lambda r: (-r[0], r[1].node))
         alive = [path for _, path, step in ranked if step.finish is not Finish.END][:2]
         dead = {path.node for path in paths} - {path.node for path in alive}
         engine.hint(tree, Hint(dead=tuple(dead)))
         leaves = [(path.node, path.steps, path.texts) for path in alive]
-    return grown
+    return scored_steps
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def reference(engine: EmbeddedEngine) -> Grown:
-    """Tree 3 alone, from a cold cache."""
-    grown = await grow(engine, "reference", 3)
+async def reference(engine: EmbeddedEngine) -> Scored:
+    """Tree 3, grown alone from a cold cache."""
+    scored_steps = await grow(engine, "reference", 3)
     await engine.release("reference")
-    return grown
+    return scored_steps
 
 
-async def test_steps_are_well_formed(reference: Grown) -> None:
-    """Texts are the tokens', finishes are their reasons, rewards are probabilities."""
+async def test_steps_are_well_formed(reference: Scored) -> None:
+    """Finishes agree with tokens and texts, and rewards are probabilities."""
     assert len(reference) == 20
     assert len({reward for _, reward in reference}) > 10
     end = make_tokenizer().eos_token_id
@@ -131,8 +131,8 @@ async def test_steps_are_well_formed(reference: Grown) -> None:
         assert 0 < reward < 1
 
 
-async def test_a_warm_cache_draws_the_same(engine: EmbeddedEngine, reference: Grown) -> None:
-    """The prompt is cached from the tree before; less is prefilled, nothing else changes."""
+async def test_a_warm_cache_draws_the_same(engine: EmbeddedEngine, reference: Scored) -> None:
+    """With the prompt cached, less is prefilled and the tree is the same."""
     assert await grow(engine, "warm", 3) == reference
     cost = await engine.release("warm")
     assert cost.decoded_tokens == sum(len(step.tokens) for step, _ in reference)
@@ -143,8 +143,8 @@ async def test_a_warm_cache_draws_the_same(engine: EmbeddedEngine, reference: Gr
     assert await engine.release("warm") == Counters()
 
 
-async def test_a_restarted_engine_draws_the_same(engine: EmbeddedEngine, reference: Grown) -> None:
-    """A fresh process, same bits and same fingerprint."""
+async def test_a_restarted_engine_draws_the_same(engine: EmbeddedEngine, reference: Scored) -> None:
+    """A new process gives the same bits and fingerprint."""
     before, pid = engine.capabilities, engine.pid
     await engine.restart()
     assert engine.pid != pid
@@ -159,9 +159,9 @@ async def test_a_restarted_engine_draws_the_same(engine: EmbeddedEngine, referen
 )
 @pytest.mark.parametrize(("kv_tokens", "threads"), [(4000, 2), (300, 1)])
 async def test_company_places_threads_and_memory_change_nothing(
-    options: EngineOptions, reference: Grown, kv_tokens: int, threads: int
+    options: EngineOptions, reference: Scored, kv_tokens: int, threads: int
 ) -> None:
-    """Beside seven other trees, 64 at once, two threads, with evictions: equal bits."""
+    """A tree has equal bits beside seven others, at 64 places, with two threads, with evictions."""
     crowded = replace(
         options,
         batch_limit=64,
@@ -171,12 +171,12 @@ async def test_company_places_threads_and_memory_change_nothing(
     )
     async with closing(await EmbeddedEngine.start(crowded)) as engine:
         rounds = (2, 2, 2, 3, 2, 2, 2, 2)
-        grown = await asyncio.gather(
+        trees = await asyncio.gather(
             *(grow(engine, f"tree{i}", i, rounds=n) for i, n in enumerate(rounds))
         )
         usage = await engine.usage()
-        assert grown[3] == reference
-        assert len({tuple(step.tokens for step, _ in tree) for tree in grown}) == 8
+        assert trees[3] == reference
+        assert len({tuple(step.tokens for step, _ in tree) for tree in trees}) == 8
         assert (usage.totals.evicted_tokens > 0) == (kv_tokens < 4000)
         for i in range(8):
             await engine.release(f"tree{i}")
@@ -186,9 +186,9 @@ async def test_company_places_threads_and_memory_change_nothing(
 
 
 async def test_scores_do_not_depend_on_what_was_scored_before(
-    engine: EmbeddedEngine, reference: Grown
+    engine: EmbeddedEngine, reference: Scored
 ) -> None:
-    """A path asked for in one go has the bits of one that was scored step by step."""
+    """A path scored at once has the same bits as one scored step by step."""
     ids = prompt(3)
     steps = [step for step, _ in reference[:4]]
     chain = tuple(step.tokens for step in steps)
@@ -204,9 +204,9 @@ async def test_scores_do_not_depend_on_what_was_scored_before(
 
 
 async def test_a_round_in_several_messages_is_the_same_round(
-    engine: EmbeddedEngine, reference: Grown, monkeypatch: pytest.MonkeyPatch
+    engine: EmbeddedEngine, reference: Scored, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Branches, trajectories and steps of one call, cut up and put together in their order."""
+    """A call split into several messages gives the same results in the same order."""
     monkeypatch.setattr(pipe, "MOST_AT_ONCE", 3)
     monkeypatch.setattr(pipe, "MOST_TO_SCORE", 30)
     assert await grow(engine, "oak", 3) == reference
@@ -218,7 +218,7 @@ async def test_a_round_in_several_messages_is_the_same_round(
 
 
 async def test_abort_fails_what_is_under_way_and_frees_it(engine: EmbeddedEngine) -> None:
-    """The waiting caller hears of it; nothing of the tree is left but its prompt."""
+    """The waiting caller gets EngineError, and only the tree's prompt stays cached."""
     branches = [Branch(ROOT, i, prompt(5), i, LIMIT, i + 1) for i in range(64)]
     waiting = asyncio.create_task(engine.expand("oak", branches, SAMPLING))
     await asyncio.sleep(0)
@@ -231,7 +231,7 @@ async def test_abort_fails_what_is_under_way_and_frees_it(engine: EmbeddedEngine
 
 
 async def test_a_cancelled_caller_leaves_nothing_after_abort(engine: EmbeddedEngine) -> None:
-    """Cancelling alone frees nothing; the abort does, and the engine goes on."""
+    """Cancelling a caller frees nothing; the abort afterwards does, and the engine goes on."""
     branches = [Branch(ROOT, i, prompt(6), i, LIMIT, i + 1) for i in range(64)]
     waiting = asyncio.create_task(engine.expand("oak", branches, SAMPLING))
     await asyncio.sleep(0)
@@ -260,10 +260,10 @@ async def test_refusals_reach_the_caller_and_hurt_nobody(engine: EmbeddedEngine)
 
 
 async def test_what_cannot_go_over_the_pipe_is_its_own_calls_error(
-    engine: EmbeddedEngine, reference: Grown
+    engine: EmbeddedEngine, reference: Scored
 ) -> None:
-    """Nor what cannot be read when it is there. Nothing of the call waits for an answer, and
-    others' go over the pipe as before."""
+    """Messages that cannot be pickled or unpickled fail their own call with CallFault; others go
+    over the pipe as before."""
     with pytest.raises(CallFault, match="cannot be sent"):
         await engine.expand("elm", [Branch(ROOT, 0, (1,), lambda: 1, LIMIT, 1)], SAMPLING)  # type: ignore[arg-type]
     with pytest.raises(CallFault, match="cannot be sent"):
@@ -277,9 +277,9 @@ async def test_what_cannot_go_over_the_pipe_is_its_own_calls_error(
 
 
 async def test_embeddings_depend_on_the_last_step_alone(
-    engine: EmbeddedEngine, reference: Grown
+    engine: EmbeddedEngine, reference: Scored
 ) -> None:
-    """Alone or among many, under any prompt and path: the same bits; and nothing else changes."""
+    """A step's embedding has the same bits alone, among many, and under any prompt and path."""
     steps = [step for step, _ in reference]
     paths = [Trajectory(i + 1, (step.tokens,), (step.text,)) for i, step in enumerate(steps)]
     together = await engine.embed("oak", prompt(1), paths)
@@ -290,14 +290,14 @@ async def test_embeddings_depend_on_the_last_step_alone(
     assert await engine.embed("elm", prompt(2), paths[1:2]) == together[1:2]
     cost = await engine.release("elm")
     assert cost == Counters()
-    grown = await grow(engine, "oak", 3)
-    assert grown == reference
+    scored_steps = await grow(engine, "oak", 3)
+    assert scored_steps == reference
     assert (await engine.usage()).kv_tokens_active > 0
     await engine.release("oak")
 
 
 async def test_embeddings_are_charged_to_the_search(engine: EmbeddedEngine) -> None:
-    """FLOPs and a pass for a piece, half of the layers and no head; no KV of the search."""
+    """Embedding costs a pass over half of the layers and adds no KV to the search."""
     branch = [Branch(ROOT, 0, prompt(8), 1, LIMIT, 1)]
     for _ in ("cold", "warm"):
         (step,) = await engine.expand("oak", branch, SAMPLING)
@@ -312,7 +312,7 @@ async def test_embeddings_are_charged_to_the_search(engine: EmbeddedEngine) -> N
 
 
 async def test_abort_stops_embedding(engine: EmbeddedEngine) -> None:
-    """The waiting caller hears of it; the next call is answered."""
+    """The waiting caller gets EngineError, and the next call is answered."""
     paths = [Trajectory(i, (tuple(range(1, 200)),), ("",)) for i in range(200)]
     waiting = asyncio.create_task(engine.embed("oak", prompt(5), paths))
     await asyncio.sleep(0)
@@ -324,7 +324,7 @@ async def test_abort_stops_embedding(engine: EmbeddedEngine) -> None:
 
 
 async def test_letters_embed_where_they_are_asked_for(options: EngineOptions) -> None:
-    """The vectors of ``runtime.embedders.lexical``; no model is asked."""
+    """The engine returns the vectors of ``runtime.embedders.lexical``."""
     async with closing(await EmbeddedEngine.start(replace(options, embedder="lexical"))) as engine:
         path = Trajectory(2, ((1, 2), (3,)), ("first", "13 - 9 = 4"))
         assert await engine.embed("oak", (1,), [path]) == embed_texts(["13 - 9 = 4"])
@@ -332,7 +332,7 @@ async def test_letters_embed_where_they_are_asked_for(options: EngineOptions) ->
 
 
 async def test_what_embeds_is_in_the_fingerprint(options: EngineOptions) -> None:
-    """Another embedder, layer or endpoint model may grow another tree; an address may not."""
+    """Embedder, layer and endpoint model are in the fingerprint; the endpoint's address is not."""
     endpoint = EndpointOptions("http://one/v1/embeddings", "a")
     changes = [
         {},
@@ -341,16 +341,16 @@ async def test_what_embeds_is_in_the_fingerprint(options: EngineOptions) -> None
         {"embedder": "endpoint", "endpoint": endpoint},
         {"embedder": "endpoint", "endpoint": replace(endpoint, model="b")},
     ]
-    found = {fingerprint(replace(options, **change), "torch") for change in changes}
-    assert len(found) == len(changes)
+    digests = {fingerprint(replace(options, **change), "torch") for change in changes}
+    assert len(digests) == len(changes)
     moved = replace(endpoint, url="http://two", key="secret")
-    assert fingerprint(replace(options, embedder="endpoint", endpoint=moved), "torch") in found
+    assert fingerprint(replace(options, embedder="endpoint", endpoint=moved), "torch") in digests
 
 
 async def test_threads_are_in_the_fingerprint_where_bits_may_depend_on_them(
     options: EngineOptions,
 ) -> None:
-    """Exact arithmetic may be done by any number of threads; the plain forward's may not."""
+    """Exact arithmetic has one fingerprint for any number of threads; the plain forward has not."""
     one, two = replace(options, threads=1), replace(options, threads=2)
     assert fingerprint(one, "torch") == fingerprint(two, "torch") != fingerprint(one, "attention-1")
     plain = replace(one, exact=False), replace(two, exact=False)
@@ -358,7 +358,7 @@ async def test_threads_are_in_the_fingerprint_where_bits_may_depend_on_them(
 
 
 async def test_an_engine_that_loads_is_not_up(options: EngineOptions) -> None:
-    """After a death it is not there until its models are: health says so, and so do calls."""
+    """While a restarted engine loads its models, health and calls raise EngineDown."""
     async with closing(await EmbeddedEngine.start(options)) as engine:
         before = engine.pid
         again = asyncio.create_task(engine.restart())
@@ -375,10 +375,10 @@ async def test_an_engine_that_loads_is_not_up(options: EngineOptions) -> None:
     "The embedded engine is a process of its own; it dies and comes back apart from the server"
 )
 async def test_a_process_that_says_nothing_is_down_and_a_killed_one_comes_back(
-    options: EngineOptions, reference: Grown
+    options: EngineOptions, reference: Scored
 ) -> None:
-    """Stopped, it owes an answer and health says so; continued, it is well again. Killed, its
-    pending and later calls raise EngineDown at once; after a restart the same tree grows."""
+    """A stopped process is unhealthy until it continues. When it is killed, pending and later
+    calls raise EngineDown at once; after a restart the same tree grows."""
     async with closing(await EmbeddedEngine.start(replace(options, stall_seconds=0.0))) as engine:
         assert engine.pid is not None
         os.kill(engine.pid, signal.SIGSTOP)
@@ -406,20 +406,20 @@ async def test_a_process_that_says_nothing_is_down_and_a_killed_one_comes_back(
         assert await grow(engine, "oak", 3, rounds=1) == reference[:4]
 
 
-async def test_without_a_reward_model(options: EngineOptions, reference: Grown) -> None:
-    """`none` scores by the mean log-probability of what was drawn."""
+async def test_without_a_reward_model(options: EngineOptions, reference: Scored) -> None:
+    """Format `none` scores a step by the mean log-probability of its tokens."""
     async with closing(
         await EmbeddedEngine.start(replace(options, prm=None, reward_format="none"))
     ) as engine:
         assert engine.capabilities.scores
-        grown = await grow(engine, "oak", 3, rounds=1)
-        assert [step for step, _ in grown] == [step for step, _ in reference[:4]]
-        for step, reward in grown:
+        scored_steps = await grow(engine, "oak", 3, rounds=1)
+        assert [step for step, _ in scored_steps] == [step for step, _ in reference[:4]]
+        for step, reward in scored_steps:
             assert math.log(reward) == pytest.approx(step.logprob)
 
 
 async def test_scoring_without_the_model_it_needs(options: EngineOptions) -> None:
-    """The engine says beforehand that it cannot score, and names the format when asked to."""
+    """An engine without its reward model has ``scores`` False, and scoring names the format."""
     async with closing(await EmbeddedEngine.start(replace(options, prm=None))) as engine:
         assert not engine.capabilities.scores
         with pytest.raises(RewardMissing, match="'math-shepherd': no reward model"):
@@ -427,7 +427,7 @@ async def test_scoring_without_the_model_it_needs(options: EngineOptions) -> Non
 
 
 async def test_what_is_wrong_with_a_checkpoint_is_said_at_start(options: EngineOptions) -> None:
-    """The process's own error comes back with its class and message."""
+    """An error at the process's start is raised with its own class and message."""
     with pytest.raises(ValueError, match=r"checkpoint: /nowhere; a folder with a config\.json"):
         await EmbeddedEngine.start(replace(options, policy="/nowhere"))
 

@@ -1,4 +1,4 @@
-"""``docs/engines.md``: its table of what each engine can is what the engines say."""
+"""The capability table of ``docs/engines.md`` agrees with the engines."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ PAGE = Path("docs/engines.md")
 
 
 class Vllm(CompletionsStub):
-    """Says of its cache what vLLM says."""
+    """A stub whose ``/metrics`` has vLLM's cache configuration."""
 
     def _said(self, path: str, body: bytes) -> list[bytes]:
         if path != "/metrics":
@@ -53,16 +53,16 @@ def rows() -> dict[str, Mapping[str, str]]:
         if line.startswith("| ")
     ]
     assert cells[0][1:] == list(ENGINES)
-    return {name: dict(zip(ENGINES, own, strict=True)) for name, *own in cells[1:]}
+    return {name: dict(zip(ENGINES, row, strict=True)) for name, *row in cells[1:]}
 
 
 def spans(cell: str) -> set[str]:
-    """What it has in type."""
+    """The code spans of a cell."""
     return set(re.findall(r"`([^`]+)`", cell))
 
 
 async def capabilities() -> dict[str, Capabilities]:
-    """Of each engine on the bundled policy; the openai one is on what looks like vLLM."""
+    """Each engine's capabilities on the bundled policy; the openai engine is on a vLLM stub."""
     async with AsyncExitStack() as ends:
         stubs = {"sglang": MortalStub(Stub.of(TEXT)), "openai": MortalStub(Vllm.of(TEXT))}
         for stub in stubs.values():
@@ -81,28 +81,28 @@ async def capabilities() -> dict[str, Capabilities]:
 
 
 async def test_what_the_engines_say_of_themselves() -> None:
-    """Seeds, sampling parameters, log-probabilities; and who reads it is told of this test."""
+    """Rows on seeds, sampling, log-probabilities and schemas are true; the page names this file."""
     table, able = rows(), await capabilities()
     parameters = "[sampling parameters](api.md) beside temperature and top-p"
     for engine in ENGINES:
-        own = able[engine]
-        assert own.reproducible in spans(table["same seed, same tree"][engine])
-        assert ("exact" in spans(table["same seed, same tree"][engine])) == own.exact
+        claims = able[engine]
+        assert claims.reproducible in spans(table["same seed, same tree"][engine])
+        assert ("exact" in spans(table["same seed, same tree"][engine])) == claims.exact
         cell = table[parameters][engine]
         honoured = set() if cell.startswith("none") else set(LOGITS_PARAMS) - spans(cell)
-        assert honoured == set(own.logits_params)
-        assert (table["`logprobs` of a reply"][engine] == "yes") == own.logprobs
+        assert honoured == set(claims.logits_params)
+        assert (table["`logprobs` of a reply"][engine] == "yes") == claims.logprobs
         cell = table["[structured output](api.md#structured-output)"][engine]
-        assert (cell == "yes") == own.grammar  # these stubs have no backend
+        assert (cell == "yes") == claims.grammar  # these stubs have no backend
         assert cell == "yes" or cell.startswith("where")
-        assert own.step_logprobs
-        most = min(own.most_temperature, MOST_TEMPERATURE)
+        assert claims.step_logprobs
+        most = min(claims.most_temperature, MOST_TEMPERATURE)
         assert table["the highest `search.temperature`"][engine] == f"{most:g}"
     assert Path(__file__).name in PAGE.read_text(encoding="utf-8")
 
 
 def test_embedders() -> None:
-    """Those that each engine's options take."""
+    """The table's embedders are those that each engine's options take."""
     cells = rows()["embedders"]
     assert spans(cells["embedded"]) == set(get_args(choices.EmbedderName))
     for engine in ("sglang", "openai"):
@@ -111,7 +111,7 @@ def test_embedders() -> None:
 
 @pytest.mark.parametrize("name", REWARD_FORMATS)
 def test_reward_formats(name: str) -> None:
-    """A cell names those that its engine refuses."""
+    """A cell of reward formats names those that its engine refuses."""
     refused = {engine: name in spans(cell) for engine, cell in rows()["reward formats"].items()}
     form = reward_format(name)
     if form.by_score_route:

@@ -1,4 +1,4 @@
-"""ArborKV at work in the scheduler: which tokens go when room is short, and what it costs."""
+"""ArborKV in the scheduler: which tokens are evicted, and what is recomputed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def ids(*tokens: int) -> np.ndarray:
 
 
 class Cached:
-    """A radix tree with a search's prompt 9 9 and the steps 1 (value 0.2) and 2 (0.8) below it."""
+    """A radix tree with search "ash": prompt 9 9, and below it steps 1 (value 0.2) and 2 (0.8)."""
 
     def __init__(self, policy: KvPolicy, values: ValueParams = VALUE_PARAMS) -> None:
         self.radix = RadixTree()
@@ -44,25 +44,25 @@ class Cached:
         self.evictor.hint("ash", Hint({1: 0.2, 2: 0.8}, (ROOT,)))
 
     def cache(self, path: np.ndarray, first: int, tree: str = "ash") -> None:
-        """What is new of a path gets the slots from ``first`` on."""
-        known = self.radix.match(tree, path)
-        slots = np.arange(first - known, first - known + len(path))
+        """Insert a path; its tokens that are not cached yet get the slots from ``first`` on."""
+        cached_tokens = self.radix.match(tree, path)
+        slots = np.arange(first - cached_tokens, first - cached_tokens + len(path))
         self.radix.insert(self.radix.root_of(tree), path, slots, tree)
 
     def step(self, tree: str, node: int, path: np.ndarray, first: int, parent: int = ROOT) -> None:
-        """A step ends."""
+        """Cache a step's path and end the step."""
         self.cache(path, first, tree)
         self.evictor.end_step(tree, node, parent, path)
 
 
 def test_the_least_valuable_block_goes_first_from_its_tip() -> None:
-    """Slots 5 and 4 are the poor step's, 3 and 2 the good one's; by age it is the other way."""
+    """By worth the poor step's slots 5 and 4 go first; by age the good step's, 3 and 2."""
     assert Cached("arborkv").evictor.evict(3).tolist() == [4, 5, 3]
     assert Cached("lru").evictor.evict(3).tolist() == [2, 3, 5]
 
 
 def test_a_block_that_two_searches_hold_is_worth_what_it_is_to_the_dearer() -> None:
-    """Oak rates the step 9 9 1 1 at 0.9: now ash's other step goes first."""
+    """Oak values the shared step 9 9 1 1 at 0.9, so ash's other step goes first."""
     cached = Cached("arborkv")
     cached.evictor.add_tree("oak", ids(9, 9))
     cached.step("oak", 1, ids(9, 9, 1, 1), 6)
@@ -72,14 +72,14 @@ def test_a_block_that_two_searches_hold_is_worth_what_it_is_to_the_dearer() -> N
 
 
 def test_what_is_read_next_goes_last_and_the_last_in_turn_first() -> None:
-    """Both steps are expanded now: the higher id waits longer, whatever its value."""
+    """Of two active steps the higher id is expanded later, so it goes first whatever its value."""
     cached = Cached("arborkv")
     cached.evictor.hint("ash", Hint(active=(1, 2)))
     assert cached.evictor.evict(2).tolist() == [2, 3]
 
 
 def test_an_unscored_step_is_worth_what_its_parent_is() -> None:
-    """The good step's fresh child outlives the poor step."""
+    """The good step's unscored child outlives the poor step."""
     cached = Cached("arborkv")
     cached.step("ash", 3, ids(9, 9, 2, 2, 5), 6, parent=2)
     assert cached.evictor.evict(2).tolist() == [4, 5]
@@ -89,7 +89,7 @@ SURE = ValueParams(Theta("exact", {"": (0.0,), "u": (0.0, 1.0)}))
 
 
 def test_of_two_steps_the_surer_one_stays_where_u_is_read() -> None:
-    """Before a fit u is not read, and of equal values the higher id goes first."""
+    """Of equal values the less certain step goes first if θ reads u, else the higher id."""
     for worth, gone in ((SURE, 6), (VALUE_PARAMS, 7)):
         cached = Cached("arborkv", worth)
         for node, slot, confidence in ((3, 6, 0.1), (4, 7, 0.9)):
@@ -102,29 +102,29 @@ def test_of_two_steps_the_surer_one_stays_where_u_is_read() -> None:
 def test_a_step_closes_with_the_certainty_of_its_last_token(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """u = 1 - H / log|V|, with the entropy that the step itself tells."""
-    heard: dict[int, float | None] = {}
+    """A block's confidence is u = 1 - H / log|V|, with the step's own entropy H."""
+    confidences: dict[int, float | None] = {}
     add_block = TreeBlocks.add_block
 
-    def hear(
+    def record_block(
         blocks: TreeBlocks, node: int, parent: int, tokens: int, confidence: float | None = None
     ) -> None:
-        heard[node] = confidence
+        confidences[node] = confidence
         add_block(blocks, node, parent, tokens, confidence)
 
-    monkeypatch.setattr(TreeBlocks, "add_block", hear)
+    monkeypatch.setattr(TreeBlocks, "add_block", record_block)
     engine, _ = scheduler(model=Endless())
     prompt = tuple(range(20))
     branches = [Branch(ROOT, i, prompt, node_seed(0, "t", (i,)), 20, i + 1) for i in range(6)]
     engine.expand(1, "tree", branches, STEPS)
     steps = finish(engine)[1]
-    assert heard == {ROOT: None} | {
+    assert confidences == {ROOT: None} | {
         i: confidence_of_entropy(step.entropy, VOCAB) for i, step in enumerate(steps, start=1)
     }
 
 
 def test_a_step_still_being_drawn_outlives_what_is_only_remembered() -> None:
-    """Its tokens will be read as soon as there is room; a dead one's mark is gone."""
+    """A preempted step's tokens go last, as they are read again soon; removal drops its mark."""
     cached = Cached("arborkv")
     cached.cache(ids(9, 9, 7, 7), 6)
     cached.evictor.preempt_step("ash", 3, ids(9, 9, 7, 7))
@@ -135,7 +135,7 @@ def test_a_step_still_being_drawn_outlives_what_is_only_remembered() -> None:
 
 
 def test_a_verdict_under_way_outlives_what_is_only_remembered() -> None:
-    """Its name is no node's: below the root, far from any block."""
+    """A preempted verdict, whose negative id belongs to no block, is evicted last."""
     cached = Cached("arborkv")
     cached.cache(ids(9, 9, 7, 7), 6)
     cached.evictor.preempt_step("ash", -200, ids(9, 9, 7, 7))
@@ -146,7 +146,7 @@ def test_a_verdict_under_way_outlives_what_is_only_remembered() -> None:
 
 
 def test_a_search_that_goes_on_from_a_node_of_an_earlier_one_hangs_below_its_prompt() -> None:
-    """Its parent's own block is unknown here; the order needs only that it is there."""
+    """A step with an unknown parent goes below the prompt and is ordered like any other."""
     cached = Cached("arborkv")
     cached.step("ash", 12, ids(9, 9, 2, 2, 6), 6, parent=7)
     assert cached.evictor.evict(1).tolist() != [6]
@@ -154,7 +154,7 @@ def test_a_search_that_goes_on_from_a_node_of_an_earlier_one_hangs_below_its_pro
 
 
 def test_full_retention_ends_the_youngest_search_that_does_not_fit() -> None:
-    """Nothing held is given up: the older search draws what it would draw alone, to its end."""
+    """With ``full`` nothing is evicted: the older search draws as if alone, the younger fails."""
     alone, _ = scheduler(kv_tokens=4000, kv_policy="full", model=Endless())
     engine, _ = scheduler(kv_tokens=200, kv_policy="full", model=Endless())
     prompts = {"old": tuple(range(20)), "young": tuple(range(1, 21))}
@@ -178,7 +178,7 @@ def test_full_retention_ends_the_youngest_search_that_does_not_fit() -> None:
 
 
 def test_a_search_alone_that_outgrows_full_retention_ends_and_lets_go() -> None:
-    """Where another policy would compute again, full has nothing to give."""
+    """A single search that outgrows the pool under ``full`` fails with KvFull and frees its KV."""
     engine, _ = scheduler(kv_tokens=100, kv_policy="full", model=Endless())
     prompt = tuple(range(20))
     branches = [Branch(ROOT, i, prompt, node_seed(0, "t", (i,)), 20, i + 1) for i in range(6)]
@@ -194,19 +194,19 @@ class Endless(HashModel):
     """A model that never ends its reply."""
 
     def run(self, spans: Sequence[Span], store: np.ndarray) -> torch.Tensor:
-        """Logits without the end token's."""
+        """Logits with the end token made impossible."""
         logits = super().run(spans, store)
         logits[:, END] = -50.0
         return logits
 
 
 def best_first(policy: KvPolicy, kv_tokens: int, seed: int) -> tuple[list, int, int]:
-    """48 nodes, the two best open ones at a time: the steps, tokens computed again, in prefills."""
+    """Expand the two best nodes, 24 times; the steps, recomputed tokens, recomputing prefills."""
     draw = random.Random(seed)
     engine, _ = scheduler(kv_tokens=kv_tokens, kv_policy=policy, model=Endless())
     prompt = tuple(draw.choices(range(26), k=20))
     paths, value, above = {ROOT: prompt}, {ROOT: 0.5}, {ROOT: -1}
-    opened, dead, drawn, rewards = {ROOT}, set[int](), [], {}
+    opened, dead, all_steps, rewards = {ROOT}, set[int](), [], {}
     for call in range(24):
         active = sorted(opened, key=lambda node: (-value[node], node))[:2]
         live = {node for leaf in opened for node in _chain(above, leaf)}
@@ -223,7 +223,7 @@ def best_first(policy: KvPolicy, kv_tokens: int, seed: int) -> tuple[list, int, 
                 branches.append(Branch(parent, child, paths[parent], noise, 20, node))
         engine.expand(call, "tree", branches, STEPS)
         steps = finish(engine)[call]
-        drawn += steps
+        all_steps += steps
         rewards = {}
         for branch, step in zip(branches, steps, strict=True):
             value[branch.node] = rewards[branch.node] = round(draw.betavariate(2, 2), 4)
@@ -233,7 +233,7 @@ def best_first(policy: KvPolicy, kv_tokens: int, seed: int) -> tuple[list, int, 
     engine.cache.check()
     cost = engine.release("tree")
     assert cost is not None
-    return drawn, cost.rehydrated_tokens, cost.rehydrations
+    return all_steps, cost.rehydrated_tokens, cost.rehydrations
 
 
 def _chain(above: dict[int, int], node: int) -> list[int]:
@@ -242,7 +242,7 @@ def _chain(above: dict[int, int], node: int) -> list[int]:
 
 @pytest.mark.parametrize("seed", [2, 4])
 def test_a_search_that_backtracks_computes_less_again_than_by_age(seed: int) -> None:
-    """The same steps in a pool of any size; by worth at most a quarter of what lru brings back."""
+    """Steps are equal in any pool; by worth at most a quarter of lru's tokens are recomputed."""
     steps, none, _ = best_first("arborkv", 4000, seed)
     assert none == 0
     small, by_age, _ = best_first("lru", 600, seed)
@@ -257,19 +257,19 @@ def test_a_search_that_backtracks_computes_less_again_than_by_age(seed: int) -> 
 def test_what_is_told_of_a_step_is_what_is_cached_of_it(
     policy: KvPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After every call, for every step that may be visited again."""
-    told: dict[int, int] = {}
+    """After every call ``changed_steps`` agrees with the cache to within three tokens a step."""
+    reported_ends: dict[int, int] = {}
     lost = []
-    tell = RadixTree.changed_steps
+    changed = RadixTree.changed_steps
 
     def changed_steps(radix: RadixTree, tree: str) -> dict[int, int]:
-        told.update(tell(radix, tree))
+        reported_ends.update(changed(radix, tree))
         for node, end in radix.steps._ends[tree].items():
             whole = np.frombuffer(end.path, dtype=np.int64)
             above = len(whole) - STEPS.max_step_tokens
             cached = max(radix.match(tree, whole) - above, 0)
-            kept = max(told.get(node, len(whole)) - above, 0)
-            assert abs(kept - cached) <= 3  # a last token is cached late, siblings begin alike
+            reported = max(reported_ends.get(node, len(whole)) - above, 0)
+            assert abs(reported - cached) <= 3  # a last token is cached late, siblings begin alike
             lost.append(STEPS.max_step_tokens - cached)
         return {}
 
@@ -279,7 +279,7 @@ def test_what_is_told_of_a_step_is_what_is_cached_of_it(
 
 
 class Growing:
-    """Two random searches in one radix tree: steps close, values come, the focus moves."""
+    """Two random searches in one radix tree that move, get values and close steps."""
 
     def __init__(self, seed: int, params: EvictionParams) -> None:
         self.draw = random.Random(seed)
@@ -292,7 +292,7 @@ class Growing:
             self.add(tree, ROOT, np.array([7, 8, 9], dtype=np.int64), None)
 
     def add(self, tree: str, node: int, path: np.ndarray, above: int | None) -> None:
-        """A step has ended and is cached."""
+        """Cache the path of an ended step and add its block."""
         slots = np.array([next(self.slots) for _ in path], dtype=np.int64)
         self.radix.insert(self.radix.root_of(tree), path, slots, tree)
         self.radix.reindex_steps(tree, path, 0)
@@ -303,10 +303,10 @@ class Growing:
         self.candidates.add((tree, node))
 
     def round(self, tree: str) -> None:
-        """The search moves to some node and draws steps of few tokens there, often alike."""
-        known = [node for name, node in self.paths if name == tree]
-        leaf = self.draw.choice(known)
-        values = {node: self.draw.random() for node in self.draw.sample(known, len(known) // 2)}
+        """Move the search to a random node and draw three short, often equal, steps there."""
+        nodes = [node for name, node in self.paths if name == tree]
+        leaf = self.draw.choice(nodes)
+        values = {node: self.draw.random() for node in self.draw.sample(nodes, len(nodes) // 2)}
         self.table[tree].transition(values, [leaf], [])
         for _ in range(3):
             step = self.draw.choices(range(3), k=self.draw.randrange(1, 5))
@@ -314,7 +314,7 @@ class Growing:
             self.add(tree, max(n for name, n in self.paths if name == tree) + 1, path, leaf)
 
     def worth(self, leaf: CacheNode) -> EvictionKey:
-        """The dearest of the steps that end at a leaf, or were lifted to it."""
+        """The highest eviction key of the steps that end at a leaf or were moved up to it."""
         return max(self.table.eviction_key(*mark) for mark in leaf.steps)
 
 
@@ -323,29 +323,29 @@ class Growing:
 )
 @pytest.mark.parametrize("params", [EvictionParams(), EvictionParams(distance_decay=0.0)])
 def test_the_lowest_leaf_goes_first(params: EvictionParams) -> None:
-    """Whatever was closed, lifted or cut since the last move: never one while another is lower."""
+    """After any closing, moving up and cutting, ``lowest`` gives the leaf with the lowest key."""
     search = Growing(3, params)
     for turn in range(60):
         search.round(("ash", "oak")[turn % 2])
         for _ in range(search.draw.randrange(8)):
-            found = search.candidates.lowest()
-            if found is None:
+            candidate = search.candidates.lowest()
+            if candidate is None:
                 break
             lowest = min(search.worth(leaf) for leaf in search.radix.leaves)
-            assert search.worth(found[1]) == lowest
-            assert found[0] == lowest[0]
-            search.candidates.evict(found[1], search.draw.randrange(1, 4))
+            assert search.worth(candidate[1]) == lowest
+            assert candidate[0] == lowest[0]
+            search.candidates.evict(candidate[1], search.draw.randrange(1, 4))
             search.radix.check()
 
 
 def test_a_locked_leaf_is_passed_over_and_comes_back() -> None:
-    """What is being read stays; once it is not, it may go, without a move of any search."""
+    """Locked leaves are not evicted; unlocked ones are, without a move of any search."""
     search = Growing(1, EvictionParams())
     search.round("ash")
     locked = [search.radix.lock(tree, path)[0] for (tree, _), path in search.paths.items()]
     assert search.candidates.lowest() is None
     for node in locked:
         search.radix.unlock(node)
-    while (found := search.candidates.lowest()) is not None:
-        search.candidates.evict(found[1], 100)
+    while (candidate := search.candidates.lowest()) is not None:
+        search.candidates.evict(candidate[1], 100)
     assert search.radix.size == 0

@@ -48,7 +48,7 @@ def sequence(length: int, seed: int = 0) -> np.ndarray:
 
 
 def in_chunks(forward: Forward, tokens: np.ndarray, cuts: list[int]) -> torch.Tensor:
-    """Logits of every position, the sequence computed in pieces that end at ``cuts``."""
+    """Logits of every position of a sequence that is computed in pieces ending at ``cuts``."""
     store = forward.new_store(len(tokens))
     slots = np.random.default_rng(1).permutation(len(tokens))
     logits, start = [], 0
@@ -69,7 +69,7 @@ def test_prefill_is_decoding(forward):
 
 
 def test_alone_is_among_others_in_any_order(forward):
-    """A decoded row among 7 or 64 rows of other lengths, first, last or amid them."""
+    """A decoded row has the same bits among 7 or 64 rows of other lengths, in any order."""
     generator = np.random.default_rng(3)
     lengths = [LENGTH, *generator.integers(1, 140, 64)]
     store = forward.new_store(sum(map(int, lengths)))
@@ -92,10 +92,10 @@ def test_a_shared_prefix_is_its_copies(forward):
     store = forward.new_store(77 + 20 * 9)
     shared = np.arange(77)
     forward.run([Span(prefix, 0, shared, 77)], store)
-    own = [77 + 9 * i + np.arange(9) for i in range(20)]
+    fork_slots = [77 + 9 * i + np.arange(9) for i in range(20)]
     spans = [
         Span(fork, 77, np.concatenate([shared, slots]), 0)
-        for fork, slots in zip(forks, own, strict=True)
+        for fork, slots in zip(forks, fork_slots, strict=True)
     ]
     together = forward.run(spans, store).view(20, 9, -1)
     for fork, ours in zip(forks, together, strict=True):
@@ -119,7 +119,7 @@ def test_prefill_beside_decoding(forward):
 @settings(max_examples=15)
 @given(cuts=st.lists(st.integers(1, LENGTH - 1), max_size=8))
 def test_chunking_changes_nothing(llama_forward, whole, cuts):
-    """However the prefill is cut, every position has the same bits."""
+    """Every position has the same bits for any chunks of the prefill."""
     assert torch.equal(in_chunks(llama_forward, sequence(LENGTH), cuts), whole)
 
 
@@ -140,18 +140,18 @@ def test_one_thread_is_two(llama_forward, llama, kernel):
         Span(sequence(60, i), 0, np.arange(60 * i, 60 * i + 60), 0 if i < 5 else 59)
         for i in range(12)
     ]
-    one = llama_forward.run(spans, llama_forward.new_store(720))
+    expected = llama_forward.run(spans, llama_forward.new_store(720))
     for threads in (2, 3):
         forward = Forward(llama, threads=threads, kernel=kernel)
-        assert torch.equal(one, forward.run(spans, forward.new_store(720)))
+        assert torch.equal(expected, forward.run(spans, forward.new_store(720)))
     forward = Forward(llama, threads=(1, 2, 3), kernel=kernel)
     for threads in (1, 3, 2):
         forward.threads = ThreadTuner((threads,))
-        assert torch.equal(one, forward.run(spans, forward.new_store(720)))
+        assert torch.equal(expected, forward.run(spans, forward.new_store(720)))
 
 
 def test_a_store_in_use_is_a_fresh_one(llama_forward, whole):
-    """Slots that held another sequence before leave no trace."""
+    """Slots that held another sequence before give the bits of a fresh store."""
     store = llama_forward.new_store(LENGTH)
     slots = np.arange(LENGTH)[::-1].copy()
     llama_forward.run([Span(sequence(LENGTH, 9), 0, slots, LENGTH)], store)
@@ -165,9 +165,9 @@ def test_a_store_in_use_is_a_fresh_one(llama_forward, whole):
     "Outside the promise, by name: the plain forward makes no such promise, and says so"
 )
 def test_the_plain_forward_makes_no_such_promise(llama, monkeypatch):
-    """Without tiles some bit differs between prefill and decoding: these tests can fail.
+    """Without tiles some bit differs between prefill and decoding, so these tests can fail.
 
-    They could not where oneDNN multiplies, which needs no tiles to be exact."""
+    oneDNN is turned off, because it is exact without tiles."""
     monkeypatch.setattr(layers, "PACKED", False)
     plain = Forward(llama, exact=False, threads=1, kernel="torch")
     tokens = sequence(LENGTH)

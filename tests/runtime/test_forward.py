@@ -54,20 +54,20 @@ def test_greedy_is_generate(checkpoint):
     forward = Forward(checkpoint, threads=1)
     store, slots = forward.new_store(90), np.arange(90)
     logits = forward.run([Span(ids, 0, slots[:30], 29)], store)
-    drawn = [int(logits.argmax())]
-    while len(drawn) < 60:
-        at = 30 + len(drawn)
-        step = Span(np.array(drawn[-1:]), at - 1, slots[:at], 0)
-        drawn.append(int(forward.run([step], store).argmax()))
+    tokens = [int(logits.argmax())]
+    while len(tokens) < 60:
+        at = 30 + len(tokens)
+        step = Span(np.array(tokens[-1:]), at - 1, slots[:at], 0)
+        tokens.append(int(forward.run([step], store).argmax()))
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
     expected = model.generate(
         torch.from_numpy(ids)[None], max_new_tokens=60, do_sample=False, eos_token_id=None
     )
-    assert drawn == expected[0, 30:].tolist()
+    assert tokens == expected[0, 30:].tolist()
 
 
 def test_logits_come_for_the_rows_asked_in_span_order(llama):
-    """n asks for none, n - 1 for the last; longer spans do not come first."""
+    """``logits_from`` n asks for no row, n - 1 for the last; rows come in span order."""
     forward = Forward(llama, threads=1)
     store, ids = forward.new_store(200), prompt(100)
     whole = forward.run([Span(ids, 0, np.arange(100), 0)], store)
@@ -82,7 +82,7 @@ def test_logits_come_for_the_rows_asked_in_span_order(llama):
 
 
 def test_the_plain_forward_is_close_but_no_promise(llama):
-    """exact False gives the same logits to 1e-4 and uses no row tiles."""
+    """With ``exact`` False logits agree to 1e-4 and no row tiles are used."""
     exact, plain = Forward(llama, threads=1), Forward(llama, exact=False, threads=1)
     span = [Span(prompt(70), 0, np.arange(70), 0)]
     ours, theirs = (f.run(span, f.new_store(70)) for f in (exact, plain))
@@ -127,7 +127,7 @@ def test_flops_by_hand():
 
 
 @pytest.mark.parametrize(
-    ("change", "named"),
+    ("change", "message"),
     [
         ({"architectures": ["GPT2LMHeadModel"]}, "architectures: GPT2LMHeadModel"),
         ({"hidden_act": "gelu"}, "hidden_act: 'gelu'"),
@@ -145,17 +145,17 @@ def test_flops_by_hand():
         ),
     ],
 )
-def test_what_is_not_done_is_refused_by_name(llama, tmp_path, change, named):
-    """A checkpoint that asks for more is refused at the start, never run wrong."""
+def test_what_is_not_done_is_refused_by_name(llama, tmp_path, change, message):
+    """Checkpoints with unsupported settings are refused at the start by name."""
     raw = json.loads((llama / "config.json").read_text())
     raw.pop("rope_parameters", None)
     (tmp_path / "config.json").write_text(json.dumps(raw | change))
-    with pytest.raises(UnsupportedModel, match=named):
+    with pytest.raises(UnsupportedModel, match=message):
         ModelConfig.from_checkpoint(tmp_path)
 
 
 def test_a_missing_tensor_is_named(tmp_path):
-    """Untied by the configuration, but without a head of its own: the tensor is named."""
+    """An untied configuration without a head's tensor is refused, naming the tensor."""
     folder = make_checkpoint(tmp_path / "tied", tie_word_embeddings=True)
     raw = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(raw | {"tie_word_embeddings": False}))

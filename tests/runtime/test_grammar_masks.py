@@ -1,4 +1,4 @@
-"""Replies under a JSON schema: they fit it, and what may come next follows from the reply alone."""
+"""Replies under a JSON schema fit it, and the mask depends on the reply so far alone."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ PERSON = {
 
 @cache
 def schemas() -> JsonSchemas:
-    """Of the bundled tokenizer."""
+    """Schemas compiled for the bundled tokenizer."""
     return JsonSchemas.of(TEXT)
 
 
@@ -74,7 +74,7 @@ SCHEMAS = st.recursive(
     LEAVES,
     lambda part: st.one_of(
         st.builds(_object, st.lists(part, max_size=3), st.integers(0, 3)),
-        part.map(lambda one: {"type": "array", "items": one, "maxItems": 3}),
+        part.map(lambda item: {"type": "array", "items": item, "maxItems": 3}),
         st.lists(part, min_size=1, max_size=3).map(lambda some: {"anyOf": some}),
     ),
     max_leaves=5,
@@ -82,17 +82,17 @@ SCHEMAS = st.recursive(
 
 
 def logits_after(path: np.ndarray, model: int) -> np.ndarray:
-    """A model of random weights, as it were: what it says follows from the path alone."""
+    """Random logits that depend only on ``model`` and the path."""
     seed = [model, *path.tolist()]
     return np.random.default_rng(seed).normal(0, 2, TEXT.vocab_size).astype(np.float32)
 
 
-def drawn(own: LogitsProcessors, prompt: list[int], seed: int, model: int) -> list[int]:
-    """A reply, with its end token if it came to that."""
+def draw_reply(processors: LogitsProcessors, prompt: list[int], seed: int, model: int) -> list[int]:
+    """A reply of at most MOST tokens, including its end token if drawn."""
     output: list[int] = []
     while len(output) < MOST and (not output or output[-1] not in TEXT.eos):
         path = np.array(prompt + output)
-        output.append(own.draw(path, seed, logits_after(path, model)))
+        output.append(processors.draw(path, seed, logits_after(path, model)))
     return output
 
 
@@ -107,54 +107,54 @@ def drawn(own: LogitsProcessors, prompt: list[int], seed: int, model: int) -> li
 def test_what_ends_by_itself_fits_the_schema(
     schema: dict[str, Any], model: int, temperature: float, top_p: float, params: LogitsParams
 ) -> None:
-    """Whatever the model is, and whatever else its draws are changed by."""
+    """Any reply with an end token fits its schema, for any model and sampling parameters."""
     sampling = Sampling(temperature, top_p, logits=params, prompt_tokens=3)
     mask = GrammarMask(schemas(), json.dumps(schema), TEXT.eos)
-    own = LogitsProcessors(sampling, TEXT.eos, mask)
-    output = drawn(own, [7, 8, 9], model, model)
+    processors = LogitsProcessors(sampling, TEXT.eos, mask)
+    output = draw_reply(processors, [7, 8, 9], model, model)
     if output[-1] in TEXT.eos:
-        own.may_end(np.array([7, 8, 9, *output[:-1]]), model)
+        processors.may_end(np.array([7, 8, 9, *output[:-1]]), model)
         reply = json.loads(TEXT.decode(output[:-1], [7]))
         jsonschema_rs.validate(schema, reply)
 
 
 def test_a_reply_that_was_left_changes_no_other() -> None:
-    """Of a list of lists one reply closes the first list; another of the same seed has a comma
-    there and needs the next list. llguidance 1.9.1, rolled back to where they part, would let it
+    """One reply closes its first inner list; another with the same seed has a comma there and needs
+    the next list. llguidance 1.9.1, rolled back to where they part, would let the second one
     end."""
     lists = {"type": "array", "items": {"type": "boolean"}, "maxItems": 3}
     text = json.dumps({"type": "array", "items": lists, "maxItems": 3})
-    left, taken = TEXT.encode("[\n[\n]\n ]"), TEXT.encode("[\n[],\n ")
+    first_reply, second_reply = TEXT.encode("[\n[\n]\n ]"), TEXT.encode("[\n[],\n ")
     mask, fresh = (GrammarMask(schemas(), text, TEXT.eos) for _ in range(2))
-    for end in range(len(left) + 1):
-        mask.apply(np.array(left[:end], dtype=np.int64), 1, np.zeros(TEXT.vocab_size))
-    said, expected = np.zeros(TEXT.vocab_size), np.zeros(TEXT.vocab_size)
-    mask.apply(np.array(taken, dtype=np.int64), 1, said)
-    fresh.apply(np.array(taken, dtype=np.int64), 1, expected)
-    assert said.tolist() == expected.tolist()
-    assert said[TEXT.encode("[")].tolist() == [0.0]
+    for end in range(len(first_reply) + 1):
+        mask.apply(np.array(first_reply[:end], dtype=np.int64), 1, np.zeros(TEXT.vocab_size))
+    masked, expected = np.zeros(TEXT.vocab_size), np.zeros(TEXT.vocab_size)
+    mask.apply(np.array(second_reply, dtype=np.int64), 1, masked)
+    fresh.apply(np.array(second_reply, dtype=np.int64), 1, expected)
+    assert masked.tolist() == expected.tolist()
+    assert masked[TEXT.encode("[")].tolist() == [0.0]
 
 
 @given(schema=SCHEMAS, model=st.integers(0, 1000), data=st.data())
 def test_the_mask_follows_from_the_reply_alone(
     schema: dict[str, Any], model: int, data: st.DataObject
 ) -> None:
-    """One that has been asked for other places of this reply and of others, in any order, says the
-    same as one that is asked for the first time; also after drafts that do not fit."""
+    """A mask that was applied to other prefixes of any replies, also ones that do not fit, equals a
+    fresh one."""
     text = json.dumps(schema)
     mask = GrammarMask(schemas(), text, TEXT.eos)
-    own = LogitsProcessors(Sampling(), TEXT.eos, mask)
-    replies = [drawn(own, [], seed, model) for seed in range(2)]
+    processors = LogitsProcessors(Sampling(), TEXT.eos, mask)
+    replies = [draw_reply(processors, [], seed, model) for seed in range(2)]
     for _ in range(6):
         reply = data.draw(st.sampled_from(replies))
-        asked = reply[: data.draw(st.integers(0, len(reply)))]
-        asked += data.draw(st.lists(st.integers(0, TEXT.vocab_size - 1), max_size=2))
-        seed, path = data.draw(st.integers(0, 1)), np.array(asked, dtype=np.int64)
+        prefix = reply[: data.draw(st.integers(0, len(reply)))]
+        prefix += data.draw(st.lists(st.integers(0, TEXT.vocab_size - 1), max_size=2))
+        seed, path = data.draw(st.integers(0, 1)), np.array(prefix, dtype=np.int64)
         fresh = GrammarMask(schemas(), text, TEXT.eos)
-        said, expected = logits_after(path, 1).astype(float), logits_after(path, 1).astype(float)
-        mask.apply(path, seed, said)
+        masked, expected = logits_after(path, 1).astype(float), logits_after(path, 1).astype(float)
+        mask.apply(path, seed, masked)
         fresh.apply(path, 5, expected)
-        assert said.tolist() == expected.tolist()
+        assert masked.tolist() == expected.tolist()
         assert mask.fault(path, seed) == fresh.fault(path, 5)
 
 
@@ -173,7 +173,7 @@ def test_the_mask_follows_from_the_reply_alone(
     ],
 )
 def test_what_cannot_be_held_to_is_refused(schema: Any, why: str) -> None:
-    """By name; nothing is left out of a schema, even where it says so itself."""
+    """Unsupported keywords are refused by name, even if the schema asks for lenience."""
     with pytest.raises(SchemaRefused, match=why):
         schemas().compile(json.dumps(schema))
     with pytest.raises(SchemaRefused, match=why):
@@ -181,24 +181,24 @@ def test_what_cannot_be_held_to_is_refused(schema: Any, why: str) -> None:
 
 
 def test_a_nesting_too_deep_is_refused() -> None:
-    """As any other, at once."""
+    """Deep nesting raises SchemaRefused at once."""
     with pytest.raises(SchemaRefused, match="recursion"):
         schemas().compile('{"type":"array","items":' * 900 + "{}" + "}" * 900)
 
 
 class ByteTokens:
-    """Tokens of a vocabulary that leaves a byte out."""
+    """A byte-level vocabulary without the byte 0xF1."""
 
     eos_token_id, bos_token_id, special_token_ids = 256, None, (256,)
     tokens = (*(b"" if i == 0xF1 else bytes([i]) for i in range(256)), b"<end>")
 
     def __call__(self, data: bytes) -> list[int]:
-        """A byte a token."""
+        """One token for each byte."""
         return list(data)
 
 
 def test_what_a_model_has_no_token_for_is_refused() -> None:
-    """Where the schema asks for it; strings that are free go without it."""
+    """A schema that needs the missing byte is refused; free strings compile without it."""
     few = JsonSchemas(ByteTokens(), 257, [256])
     few.compile('{"type": "string", "description": "\\u00e9"}')
     with pytest.raises(SchemaRefused, match="0xf1"):
@@ -206,7 +206,7 @@ def test_what_a_model_has_no_token_for_is_refused() -> None:
 
 
 def test_an_engine_is_told_which_field_it_is() -> None:
-    """By the one error that engines raise."""
+    """A refused schema raises EngineError naming ``grammar``."""
     with pytest.raises(EngineError, match=r"grammar: .*uniqueItems"):
         GrammarMasks(TEXT).of('{"uniqueItems": true}')
 
@@ -220,13 +220,13 @@ TIGHT = replace(DRAFTED, kv_tokens=420, batch_limit=3)
 async def steps(
     options: EngineOptions, sampling: Sampling, pieces: int = 1, company: int = 0
 ) -> list[list[Step]]:
-    """Four siblings' replies in so many pieces, beside others that have no schema."""
+    """Four siblings' replies in ``pieces`` pieces, beside ``company`` branches without a schema."""
     prompt = tuple(TEXT.encode_chat([{"role": "user", "content": "Use 1 2 3 4."}]))
     sampling = replace(sampling, prompt_tokens=len(prompt))
     limit = sampling.max_step_tokens // pieces
 
     def branches(ends: Mapping[int, tuple[int, ...]]) -> list[Branch]:
-        """A piece of each."""
+        """Branches for the next piece of each reply."""
         return [
             Branch(ROOT, i, end, node_seed(3, "step", (i,)), limit, i + 1)
             for i, end in ends.items()
@@ -240,8 +240,8 @@ async def steps(
         replies: list[list[Step]] = [[] for _ in range(4)]
         going = dict.fromkeys(range(4), prompt)
         for _ in range(pieces):
-            drawn = await engine.expand("oak", branches(going), sampling)
-            for i, step in zip(list(going), drawn, strict=True):
+            draw_reply = await engine.expand("oak", branches(going), sampling)
+            for i, step in zip(list(going), draw_reply, strict=True):
                 replies[i].append(step)
                 going[i] += step.tokens
                 if step.finish is Finish.END:
@@ -257,7 +257,7 @@ async def steps(
 )
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 async def test_nothing_but_the_reply_decides(temperature: float) -> None:
-    """To the last bit, in one engine that computes each alone and in others."""
+    """Replies are bit-equal with drafts, little memory, company, and in pieces."""
     sampling = Sampling(
         temperature, 0.9, stop=(), max_step_tokens=60, grammar=json.dumps(PERSON), logprobs=2
     )
@@ -274,7 +274,7 @@ async def test_nothing_but_the_reply_decides(temperature: float) -> None:
 
 
 async def test_a_wrong_grammar_ends_its_call_alone() -> None:
-    """And says which field it is; the engine goes on."""
+    """A wrong grammar fails its own call, naming the field; the engine goes on."""
     async with closing(await EmbeddedEngine.start(PLAIN)) as engine:
         branch = Branch(ROOT, 0, (5, 6), 1, 8, 1)
         with pytest.raises(EngineError, match=r"grammar: .*not"):

@@ -1,4 +1,4 @@
-"""The policy as judge: prompt, votes, numbers; beside other work and in the reference."""
+"""The policy as judge: prompt, votes and numbers; beside other work and in the reference."""
 
 from __future__ import annotations
 
@@ -29,27 +29,27 @@ SPRIG = Text("models/sprig/policy")
 
 
 def judge(**changes: object) -> Judge:
-    """The bundled policy's judge."""
+    """The bundled policy's judge, with these changes to its format."""
     return Judge(GENERATIVE.model_copy(update=changes), SPRIG)
 
 
-def shown(*texts: str, node: int = 1, seed: int = 0) -> Trajectory:
+def trajectory_of(*texts: str, node: int = 1, seed: int = 0) -> Trajectory:
     """A trajectory of these texts."""
     return Trajectory(node, tuple(tuple(SPRIG.encode(t)) or (2,) for t in texts), texts, seed)
 
 
 def test_the_prompt_is_the_one_the_bundled_policy_learnt() -> None:
-    """Question and steps, stripped, a paragraph each, as a user's message; steps without text are
-    left out."""
+    """The prompt is a user message with question and steps, stripped, a paragraph each; empty steps
+    are left out."""
     content = judge_prompt(QUESTION, [step.strip() for step in STEPS])
     expected = SPRIG.encode_chat([{"role": "user", "content": content}])
-    assert list(judge().prompt(QUESTION, shown(*STEPS))) == expected
-    assert list(judge().prompt(QUESTION, shown(*STEPS, ""))) == expected
+    assert list(judge().prompt(QUESTION, trajectory_of(*STEPS))) == expected
+    assert list(judge().prompt(QUESTION, trajectory_of(*STEPS, ""))) == expected
 
 
 def test_words_put_into_the_template_are_left_alone() -> None:
-    """A question that looks like a part of the template stays what it is."""
-    prompt = judge().prompt("What is {steps}?", shown("{question}\n\n"))
+    """Placeholders in a question or a step are not filled."""
+    prompt = judge().prompt("What is {steps}?", trajectory_of("{question}\n\n"))
     text = SPRIG.decode(prompt)
     assert "What is {steps}?\n\n{question}\n\nHow surely" in text
 
@@ -68,12 +68,12 @@ def test_words_put_into_the_template_are_left_alone() -> None:
     ],
 )
 def test_the_last_number_in_range_counts(verdict: str, number: int | None) -> None:
-    """Reasons may hold numbers, the verdict ends on its own; what is out of range is none."""
+    """The last match counts; if its number is out of range the verdict has none."""
     assert judge().number(verdict) == number
 
 
 def test_rewards_by_hand() -> None:
-    """(number - 1) / 9, the mean over the votes that say one; 10, 1 and nothing: (1 + 0) / 2."""
+    """A vote is (number - 1) / 9; the mean is over votes with a number: 10, 1, none give 0.5."""
     ten, one, none = "The number is 10.", "The number is 1.", "I cannot say."
     assert judge().judge([ten]) == (1.0, 0)
     assert judge().judge([one]) == (0.0, 0)
@@ -85,19 +85,19 @@ def test_rewards_by_hand() -> None:
 
 @given(numbers=st.lists(st.one_of(st.integers(1, 10), st.none()), min_size=1, max_size=8))
 def test_a_reward_is_in_its_range_whatever_is_said(numbers: list[int | None]) -> None:
-    """Votes without a number change nothing but the count."""
+    """Votes without a number change only the count of unparsed votes."""
     verdicts = ["?" if n is None else f"The number is {n}." for n in numbers]
-    said = [n for n in numbers if n is not None]
+    votes = [n for n in numbers if n is not None]
     reward, unparsed = judge(unparsed=0.5).judge(verdicts)
-    assert unparsed == len(numbers) - len(said)
-    assert reward == pytest.approx(sum(n - 1 for n in said) / 9 / len(said) if said else 0.5)
+    assert unparsed == len(numbers) - len(votes)
+    assert reward == pytest.approx(sum(n - 1 for n in votes) / 9 / len(votes) if votes else 0.5)
 
 
 def test_votes_have_seeds_of_their_own() -> None:
-    """They follow from the node's seed; another node or request, other votes."""
-    seeds = judge(votes=4).seeds(shown(*STEPS, seed=5))
-    assert seeds == judge(votes=4).seeds(shown(*STEPS, node=9, seed=5))
-    assert len({*seeds, *judge(votes=4).seeds(shown(*STEPS, seed=6))}) == 8
+    """Votes' seeds depend on the trajectory's seed alone and differ from each other."""
+    seeds = judge(votes=4).seeds(trajectory_of(*STEPS, seed=5))
+    assert seeds == judge(votes=4).seeds(trajectory_of(*STEPS, node=9, seed=5))
+    assert len({*seeds, *judge(votes=4).seeds(trajectory_of(*STEPS, seed=6))}) == 8
 
 
 PROMPT = tuple(make_tokenizer().encode("<|user|>What?<|end|><|assistant|>"))
@@ -109,7 +109,7 @@ DIGITS = r"""{
 
 @pytest.fixture(scope="module")
 def options(tmp_path_factory: pytest.TempPathFactory) -> EngineOptions:
-    """A random policy; a format under which some of its babble holds numbers."""
+    """A random policy, and a format whose pattern finds numbers in some of its random text."""
     folder: Path = tmp_path_factory.mktemp("judge")
     (folder / "digits.json").write_text(DIGITS)
     return EngineOptions(
@@ -123,7 +123,7 @@ def options(tmp_path_factory: pytest.TempPathFactory) -> EngineOptions:
 
 
 def paths(count: int = 6) -> list[Trajectory]:
-    """Short trajectories of random letters, with the seeds that a search gives them."""
+    """Short trajectories of distinct letters, with seeds as a search sets them."""
     ids = [(65 + n, 66, 67 + n) for n in range(count)]
     texts = [make_tokenizer().decode(step) for step in ids]
     return [
@@ -135,8 +135,8 @@ def paths(count: int = 6) -> list[Trajectory]:
 async def test_the_same_verdicts_in_company_and_in_the_reference(
     options: EngineOptions,
 ) -> None:
-    """One at a time, all at once beside steps being drawn, and on plain transformers: equal
-    rewards. A judge's tokens are counted apart from the tree's, and nothing stays held."""
+    """Rewards are equal one at a time, all at once beside drawn steps, and on plain transformers.
+    A judge's tokens are counted apart from the tree's, and nothing stays held."""
     async with closing(await EmbeddedEngine.start(options)) as alone:
         assert alone.capabilities.scores
         rewards = [(await alone.score("oak", PROMPT, "Q", [path]))[0] for path in paths()]
@@ -153,15 +153,15 @@ async def test_the_same_verdicts_in_company_and_in_the_reference(
         )
         assert together == rewards
         crowd.hint("oak", Hint(dead=(1, 2, 3)))
-        spent = await crowd.release("oak")
+        crowd_cost = await crowd.release("oak")
         usage = await crowd.usage()
-        assert spent.decoded_tokens == sum(len(step.tokens) for step in steps)
-        assert spent.unparsed_verdicts == cost.unparsed_verdicts
+        assert crowd_cost.decoded_tokens == sum(len(step.tokens) for step in steps)
+        assert crowd_cost.unparsed_verdicts == cost.unparsed_verdicts
         assert usage.kv_tokens_active == 0
-        assert usage.totals.prm_tokens == spent.prm_tokens
-        assert usage.totals.decoded_tokens == spent.decoded_tokens
+        assert usage.totals.prm_tokens == crowd_cost.prm_tokens
+        assert usage.totals.decoded_tokens == crowd_cost.decoded_tokens
         assert usage.totals.verdicts == 18
-        assert usage.totals.unparsed_verdicts == spent.unparsed_verdicts
+        assert usage.totals.unparsed_verdicts == crowd_cost.unparsed_verdicts
         assert usage.totals.rehydrated_tokens == 0
     reference = ReferenceEngine(
         ReferenceOptions(options.policy, reward_format=options.reward_format)
@@ -170,7 +170,7 @@ async def test_the_same_verdicts_in_company_and_in_the_reference(
 
 
 async def test_abort_and_refusal_leave_nothing(options: EngineOptions) -> None:
-    """An aborted judge's caller hears of it; a path that leaves no room for a verdict is said."""
+    """An aborted judge's caller gets EngineError; a path without room for a verdict is refused."""
     async with closing(await EmbeddedEngine.start(options)) as engine:
         waiting = asyncio.create_task(engine.score("oak", PROMPT, "Q", paths(40)))
         await asyncio.sleep(0)
@@ -186,7 +186,7 @@ async def test_abort_and_refusal_leave_nothing(options: EngineOptions) -> None:
 async def test_a_template_that_fills_the_context_is_refused_at_start(
     options: EngineOptions, tmp_path: Path
 ) -> None:
-    """Template and verdict are measured before the first question."""
+    """A template and verdict that exceed the context are refused at start."""
     file = tmp_path / "long.json"
     file.write_text('{"extends": "generative", "verdict_tokens": 512}')
     message = r"'long': template and verdict_tokens take \d+ tokens; .* holds 512"

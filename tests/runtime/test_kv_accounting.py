@@ -1,4 +1,4 @@
-"""No slot is lost, whatever is asked, dropped or pruned, in whatever order."""
+"""No slot is lost, whatever is requested, dropped or pruned, in any order."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ SAMPLING = Sampling(max_step_tokens=LIMIT)
 
 @dataclass
 class Growing:
-    """A search in flight: its leaves by node id, and what it waits for."""
+    """A running search. ``leaves``: steps by node id; ``pending``: the current round's branches."""
 
     tree: str
     prompt: tuple[int, ...]
-    rounds_left: int
+    remaining_rounds: int
     abort_after: int | None
     leaves: dict[int, tuple[tuple[int, ...], ...]]
     nodes: int = 0
     calls: int = 0
-    asked: list[tuple[int, Branch]] = field(default_factory=list)
+    pending: list[tuple[int, Branch]] = field(default_factory=list)
 
 
 class RandomSearches:
-    """Many random searches on one engine's policy and reward model, some aborted midway."""
+    """Many random searches on one scheduler and one scorer, half of them to be aborted."""
 
     def __init__(self, trees: int, seed: int, kv_tokens: int, kv_policy: KvPolicy) -> None:
         self.trees = trees
@@ -47,12 +47,12 @@ class RandomSearches:
         self.aborted = 0
 
     def run(self) -> None:
-        """All searches to their ends, checking the accounting on the way."""
+        """Run all searches to their ends, checking the accounting now and then."""
         while self.started < self.trees or self.alive:
             while self.started < self.trees and len(self.alive) < AT_ONCE:
                 self.start()
-            for drawn in self.policy.step():
-                self.score(self.of_call.pop(drawn.call), drawn.steps)
+            for answer in self.policy.step():
+                self.score(self.of_call.pop(answer.call), answer.steps)
             for call, _ in self.prm.step():
                 self.go_on(self.of_call.pop(call))
             if self.draw.random() < 0.1:
@@ -61,7 +61,7 @@ class RandomSearches:
             self.abort_some()
 
     def start(self) -> None:
-        """A new search; every second one will be aborted."""
+        """Start a search; every second one will be aborted."""
         self.started += 1
         prompt = self.draw.choice(list(PROMPTS.values()))
         abort_after = self.draw.randrange(12) if self.started % 2 else None
@@ -70,8 +70,8 @@ class RandomSearches:
         self.expand(growing)
 
     def expand(self, growing: Growing) -> None:
-        """Two or three children for every leaf."""
-        growing.asked = []
+        """Request two or three children for every leaf."""
+        growing.pending = []
         branches = []
         for leaf, steps in growing.leaves.items():
             prefix = (*growing.prompt, *(t for step in steps for t in step))
@@ -79,13 +79,13 @@ class RandomSearches:
                 seed = node_seed(self.started, growing.tree, (leaf, child))
                 growing.nodes += 1
                 branches.append(Branch(leaf, child, prefix, seed, LIMIT, growing.nodes))
-                growing.asked.append((growing.nodes, branches[-1]))
+                growing.pending.append((growing.nodes, branches[-1]))
         self.policy.expand(self.number(growing), growing.tree, branches, SAMPLING)
 
     def score(self, growing: Growing, steps: list[Step]) -> None:
-        """Score what was drawn."""
+        """Request scores of the steps drawn."""
         trajectories = []
-        for (node, branch), step in zip(growing.asked, steps, strict=True):
+        for (node, branch), step in zip(growing.pending, steps, strict=True):
             path = (*growing.leaves[branch.parent], step.tokens)
             trajectories.append(Trajectory(node, path, ("",) * len(path)))
         growing.leaves = {
@@ -96,21 +96,21 @@ class RandomSearches:
         self.prm.score(self.number(growing), growing.tree, growing.prompt, "", trajectories)
 
     def go_on(self, growing: Growing) -> None:
-        """Prune most leaves and grow the others, or end."""
-        growing.rounds_left -= 1
-        if not growing.rounds_left or not growing.leaves:
+        """Keep at most three leaves and expand them, or end the search."""
+        growing.remaining_rounds -= 1
+        if not growing.remaining_rounds or not growing.leaves:
             self.end(growing)
             return
-        kept = self.draw.sample(sorted(growing.leaves), k=min(3, len(growing.leaves)))
-        dead = tuple(node for node in growing.leaves if node not in kept)
-        growing.leaves = {node: growing.leaves[node] for node in kept}
-        values = {node: self.draw.random() for node in kept}
-        self.policy.hint(growing.tree, Hint(values, tuple(kept), dead))
+        survivors = self.draw.sample(sorted(growing.leaves), k=min(3, len(growing.leaves)))
+        dead = tuple(node for node in growing.leaves if node not in survivors)
+        growing.leaves = {node: growing.leaves[node] for node in survivors}
+        values = {node: self.draw.random() for node in survivors}
+        self.policy.hint(growing.tree, Hint(values, tuple(survivors), dead))
         self.prm.hint(growing.tree, Hint(dead=dead))
         self.expand(growing)
 
     def abort_some(self) -> None:
-        """End the searches whose time has come, wherever they are."""
+        """Count down every ``abort_after`` and abort searches that pass 0."""
         for growing in list(self.alive):
             if growing.abort_after is None:
                 continue
@@ -123,13 +123,13 @@ class RandomSearches:
                 self.end(growing)
 
     def end(self, growing: Growing) -> None:
-        """Let go of a search."""
+        """Release a search."""
         self.alive.remove(growing)
         self.policy.release(growing.tree)
         self.prm.release(growing.tree)
 
     def number(self, growing: Growing) -> int:
-        """A new call's id."""
+        """The id of a new call of this search."""
         self.calls += 1
         self.of_call[self.calls] = growing
         return self.calls
@@ -140,12 +140,12 @@ SLOW = [(200, p, t) for p in ("lru", "arborkv") for t in (6000, 150)]
 
 @pytest.mark.parametrize(
     ("trees", "kv_policy", "kv_tokens"),
-    [(50, "arborkv", 150), *(pytest.param(*one, marks=pytest.mark.slow) for one in SLOW)],
+    [(50, "arborkv", 150), *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW)],
 )
 def test_many_trees_half_of_them_aborted_leave_only_prompts(
     trees: int, kv_policy: KvPolicy, kv_tokens: int
 ) -> None:
-    """With room and without: nothing is held or runs, prompts are cached, every slot is found."""
+    """With ample and little KV: nothing runs or is held, prompts are cached, no slot is lost."""
     searches = RandomSearches(trees, kv_tokens, kv_tokens, kv_policy)
     searches.run()
     assert searches.aborted > trees // 4
@@ -154,8 +154,8 @@ def test_many_trees_half_of_them_aborted_leave_only_prompts(
         assert not cache.sequences
         assert cache.active_tokens == 0
         assert not any(node.steps for node in cache.radix.nodes())
-        known = {p[:n] for p in PROMPTS.values() for n in range(1, len(p) + 1)}
-        assert 0 < cache.cached_tokens <= len(known)
+        prompt_prefixes = {p[:n] for p in PROMPTS.values() for n in range(1, len(p) + 1)}
+        assert 0 < cache.cached_tokens <= len(prompt_prefixes)
         assert cache.pool.available + cache.cached_tokens == kv_tokens
         assert (cache.evicted_tokens > 0) == (kv_tokens == 150)
     assert (searches.policy.running, searches.policy.waiting) == (0, 0)

@@ -1,4 +1,4 @@
-"""A weight multiplies rows as torch would, in either layout."""
+"""A weight in either layout multiplies rows as torch does."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from runtime.embedded.model import layers
 from runtime.embedded.model.layers import Matrix
 
 WAYS = [False, *([True] if layers.PACKED else [])]
-"""Plain everywhere, packed where there is oneDNN."""
+"""Layouts to test: plain everywhere, packed where oneDNN is available."""
 
 
 @pytest.fixture(params=WAYS, ids=lambda packed: "packed" if packed else "plain")
@@ -15,23 +15,23 @@ def _laid_out(request, monkeypatch):
     monkeypatch.setattr(layers, "PACKED", request.param)
 
 
-def drawn(*shape: int) -> torch.Tensor:
-    """The same numbers every time."""
+def random_tensor(*shape: int) -> torch.Tensor:
+    """A random tensor that is the same every time."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(0))
 
 
 @pytest.mark.usefixtures("_laid_out")
 def test_rows_are_multiplied_as_by_torch():
-    """By the weight as a checkpoint has it, (outputs, inputs)."""
-    weight, rows = drawn(24, 16), drawn(5, 16)
-    made = Matrix(weight)
-    assert (made.inputs, made.outputs) == (16, 24)
-    torch.testing.assert_close(made.times(rows), rows @ weight.t())
+    """The weight is given as in a checkpoint, (outputs, inputs)."""
+    weight, rows = random_tensor(24, 16), random_tensor(5, 16)
+    matrix = Matrix(weight)
+    assert (matrix.inputs, matrix.outputs) == (16, 24)
+    torch.testing.assert_close(matrix.times(rows), rows @ weight.t())
 
 
 @pytest.mark.usefixtures("_laid_out")
 def test_a_gate_is_torchs_silu_of_the_product():
     """a / (1 + e^-a), large numbers of either sign included."""
-    weight, rows = 20 * drawn(24, 16), drawn(5, 16)
+    weight, rows = 20 * random_tensor(24, 16), random_tensor(5, 16)
     expected = torch.nn.functional.silu(rows @ weight.t())
     torch.testing.assert_close(Matrix(weight).gate(rows), expected, rtol=1e-4, atol=1e-4)

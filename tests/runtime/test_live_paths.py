@@ -1,4 +1,4 @@
-"""A path lives as long as one node that may be come back to ends at it."""
+"""A path lives as long as a live node ends at it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from runtime.accounting import LivePaths
 
 
 def test_a_path_dies_with_its_last_node() -> None:
-    """By hand: 1 and 2 end at "ab", 3 at "c"; a node that is unknown or dead already is none."""
+    """1 and 2 end at "ab", 3 at "c"; unknown and dead nodes are ignored."""
     paths = LivePaths[str]()
     assert [paths.add(1, "ab"), paths.add(2, "ab"), paths.add(3, "c")] == [True, False, True]
     assert paths.mark_dead([1, 7]) == []

@@ -1,4 +1,4 @@
-"""The compiled attention is used where it can be had and was seen to be exact, and only there."""
+"""The compiled attention is used only where it can be built and was checked to be exact."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ built = pytest.mark.skipif("native" not in KERNELS, reason="no C compiler")
 
 @pytest.fixture(autouse=True)
 def _anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Every test builds for itself and hears every warning."""
+    """Give every test an empty build cache, and reset the once-only warnings."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     native.cache_clear()
     selfcheck._warn_once.cache_clear()
@@ -36,19 +36,19 @@ def _anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @built
 def test_it_is_built_once(tmp_path: Path) -> None:
-    """The second time the file is there, and its name says what its bits depend on."""
+    """The library is built once; its file is named like the library and used again."""
     library = native()
     (path,) = (tmp_path / "hedgerow").iterdir()
     assert path.stem == library.name
-    made = path.stat().st_mtime_ns
+    mtime = path.stat().st_mtime_ns
     native.cache_clear()
     assert native().name == library.name
-    assert path.stat().st_mtime_ns == made
+    assert path.stat().st_mtime_ns == mtime
 
 
 @built
 def test_another_source_is_another_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Trees' bits may differ, so the name that goes into the fingerprint does."""
+    """Another source may change bits, so it gives another name in the fingerprint."""
     name, source = native().name, tmp_path / "other.c"
     source.write_text(building.SOURCE.read_text() + "/* another */")
     monkeypatch.setattr(building, "SOURCE", source)
@@ -60,7 +60,7 @@ def test_another_source_is_another_library(tmp_path: Path, monkeypatch: pytest.M
 def test_without_a_compiler_torch_attends(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, compiler: str
 ) -> None:
-    """Said once; who asked for the library is refused."""
+    """Without a compiler ``auto`` uses torch with one warning, and ``native`` raises NotBuilt."""
     monkeypatch.setenv("PATH", "")
     monkeypatch.setenv("CC", compiler)
     with caplog.at_level(logging.WARNING):
@@ -77,7 +77,7 @@ def test_without_a_compiler_torch_attends(
 def test_a_source_that_is_not_taken_is_told_with_what_the_compiler_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on a processor without the instructions that it needs; nothing is left behind."""
+    """The error holds the compiler's message, and no file is left behind."""
     source = tmp_path / "broken.c"
     source.write_text('#error "not here"')
     monkeypatch.setattr(building, "SOURCE", source)
@@ -90,7 +90,7 @@ def test_a_source_that_is_not_taken_is_told_with_what_the_compiler_says(
 def test_a_compiler_without_openmp_builds_it_for_one_thread(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As Apple's does: the same functions, another name."""
+    """A compiler without OpenMP, like Apple's, gives the same functions under another name."""
     name = native().name
     monkeypatch.setattr(building, "THREADED", "-fno-such-flag")
     native.cache_clear()
@@ -102,21 +102,21 @@ def test_a_compiler_without_openmp_builds_it_for_one_thread(
 def test_where_there_is_no_home_it_is_built_for_this_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a folder that goes with it."""
+    """Without a cache folder the library is built in a temporary one."""
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     assert native().name.startswith("rows-")
 
 
 def test_torch_is_taken_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No compiler is looked for."""
+    """With kernel "torch" nothing is built."""
     monkeypatch.setattr(selfcheck, "native", lambda: pytest.fail("built all the same"))
     assert choose_kernel("torch", CONFIG, (1,)) is None
 
 
 @pytest.mark.parametrize("size", [8, 272])
 def test_heads_that_it_cannot_read_are_left_to_torch(size: int) -> None:
-    """Multiples of 16 up to 256; the error names the number."""
+    """Head sizes other than multiples of 16 up to 256 use torch; ``native`` raises NotBuilt."""
     assert choose_kernel("auto", replace(CONFIG, head_dim=size), (1,)) is None
     with pytest.raises(NotBuilt, match=f"heads of {size} numbers; multiples of 16 up to 256"):
         choose_kernel("native", replace(CONFIG, head_dim=size), (1,))
@@ -127,7 +127,7 @@ def test_heads_that_it_cannot_read_are_left_to_torch(size: int) -> None:
 @pytest.mark.parametrize("size", [16, 48, 80, 96, 128, 256])
 @pytest.mark.parametrize("window", [None, 40])
 def test_heads_of_many_sizes_are_read(size: int, window: int | None) -> None:
-    """The check at the start is passed: a softmax's values, and the same bits in any company."""
+    """The start-up check of values and bits passes for these head sizes and windows."""
     config = replace(CONFIG, head_dim=size, heads=6, kv_heads=2, sliding_window=window)
     assert choose_kernel("native", config, (1, 2)) is native()
 
@@ -135,7 +135,7 @@ def test_heads_of_many_sizes_are_read(size: int, window: int | None) -> None:
 @pytest.mark.promise("What is compiled is used only where it was seen to be exact")
 @built
 def test_what_computes_wrongly_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A result that is a little off, and one whose bits depend on the company."""
+    """A kernel with small errors, or with bits that depend on other rows, is refused."""
     right = NativeAttention.run
 
     def off(by: Callable[[int], float]) -> Callable[..., None]:

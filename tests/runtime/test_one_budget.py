@@ -1,4 +1,4 @@
-"""One KV budget over all searches: nobody starves, it is never exceeded, no slot is lost."""
+"""One KV budget over all searches: no search starves, none exceeds it, no slot is lost."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ROUNDS = 5
 
 @dataclass
 class Searching:
-    """A search that expands its best open nodes, two at a time, by rewards it makes up."""
+    """A search that expands its best open nodes, by random rewards. ``history``: all steps."""
 
     tree: str
     draw: random.Random
@@ -33,8 +33,8 @@ class Searching:
     above: dict[int, int] = field(default_factory=dict)
     reward: dict[int, float] = field(default_factory=dict)
     open: set[int] = field(default_factory=lambda: {ROOT})
-    asked: list[Branch] = field(default_factory=list)
-    drawn: list[tuple[Branch, Step]] = field(default_factory=list)
+    pending: list[Branch] = field(default_factory=list)
+    history: list[tuple[Branch, Step]] = field(default_factory=list)
     rounds: int = 0
 
     def __post_init__(self) -> None:
@@ -42,7 +42,7 @@ class Searching:
         self.above[ROOT], self.reward[ROOT] = -1, 0.5
 
     def ask(self, engine: Scheduler, call: int, leaves: int = 2) -> bool:
-        """Ask for a round; False if nothing is open."""
+        """Request a round of the ``leaves`` best open nodes; False if no node is open."""
         ahead = sorted(self.open, key=lambda node: (-self.reward[node], node))
         active = ahead[:leaves]
         if not active:
@@ -51,37 +51,37 @@ class Searching:
         dead = tuple(sorted(set(self.above) - live))
         engine.hint(self.tree, Hint(dict(self.reward), tuple(active), dead, tuple(ahead)))
         self.open -= set(active)
-        self.asked = []
+        self.pending = []
         for parent in active:
             for child in range(2):
                 node = len(self.above)
                 self.above[node] = parent
                 seed = node_seed(1, self.tree, (parent, child))
-                self.asked.append(Branch(parent, child, self.paths[parent], seed, LIMIT, node))
-        engine.expand(call, self.tree, self.asked, STEPS)
+                self.pending.append(Branch(parent, child, self.paths[parent], seed, LIMIT, node))
+        engine.expand(call, self.tree, self.pending, STEPS)
         return True
 
     def take(self, steps: list[Step]) -> None:
-        """What was drawn for the round."""
+        """Take the steps drawn for the round, with random rewards."""
         self.rounds += 1
-        self.drawn += zip(self.asked, steps, strict=True)
-        for branch, step in zip(self.asked, steps, strict=True):
+        self.history += zip(self.pending, steps, strict=True)
+        for branch, step in zip(self.pending, steps, strict=True):
             self.paths[branch.node] = branch.tokens + step.tokens
             self.reward[branch.node] = round(self.draw.random(), 4)
             if step.finish is not Finish.END and len(self.paths[branch.node]) < LONGEST:
                 self.open.add(branch.node)
-        self.asked = []
+        self.pending = []
 
     def chain(self, node: int) -> list[int]:
-        """A node and those above it."""
-        found = [node]
-        while found[-1] != ROOT:
-            found.append(self.above[found[-1]])
-        return found
+        """A node and its ancestors."""
+        path = [node]
+        while path[-1] != ROOT:
+            path.append(self.above[path[-1]])
+        return path
 
 
 def must_be_right(engine: Scheduler) -> None:
-    """Every slot in one place, the budget kept, what running branches read all there."""
+    """Check the cache, its capacity, and that all slots read by running branches exist."""
     cache = engine.cache
     cache.check()
     assert cache.active_tokens <= cache.capacity
@@ -89,38 +89,38 @@ def must_be_right(engine: Scheduler) -> None:
         assert (sequence.slots[: sequence.computed] >= 0).all(), "a branch reads what is not there"
 
 
-def grown(kv_tokens: int, kv_policy: KvPolicy) -> tuple[list[list[Step]], list[int]]:
-    """Eight searches at once: their steps, and each one's rounds when the first ended."""
+def run_eight(kv_tokens: int, kv_policy: KvPolicy) -> tuple[list[list[Step]], list[int]]:
+    """Run eight searches at once; their steps, and the rounds of each when the first one ended."""
     engine, _ = scheduler(kv_tokens=kv_tokens, kv_policy=kv_policy, model=Endless())
     searches = [Searching(f"tree{i}", random.Random(i)) for i in range(8)]
     for call, search in enumerate(searches):
         search.ask(engine, call)
-    when_first_ended: list[int] = []
+    rounds_at_first_end: list[int] = []
     while engine.busy:
-        for drawn in engine.step():
-            search = searches[drawn.call]
-            search.take(drawn.steps)
+        for answer in engine.step():
+            search = searches[answer.call]
+            search.take(answer.steps)
             if search.rounds == ROUNDS:
-                when_first_ended = when_first_ended or [s.rounds for s in searches]
+                rounds_at_first_end = rounds_at_first_end or [s.rounds for s in searches]
                 engine.release(search.tree)
             else:
-                assert search.ask(engine, drawn.call)
+                assert search.ask(engine, answer.call)
             must_be_right(engine)
         assert engine.cache.active_tokens <= engine.cache.capacity
-    return [[step for _, step in search.drawn] for search in searches], when_first_ended
+    return [[step for _, step in search.history] for search in searches], rounds_at_first_end
 
 
 def test_eight_searches_share_a_budget_and_none_starves() -> None:
-    """Room for little more than one path each: the same steps, and all get on meanwhile."""
-    roomy, _ = grown(20_000, "arborkv")
+    """In little memory the steps are the same, and every search advances before the first ends."""
+    roomy, _ = run_eight(20_000, "arborkv")
     for kv_policy in ("arborkv", "lru"):
-        tight, rounds = grown(400, kv_policy)
+        tight, rounds = run_eight(400, kv_policy)
         assert tight == roomy
         assert min(rounds) > 0
 
 
 class Searches(RuleBasedStateMachine):
-    """Searches begin, draw, go back, are aborted and end, in a pool that holds few paths."""
+    """Searches start, draw, backtrack, abort and end in a pool that holds few paths."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -135,7 +135,7 @@ class Searches(RuleBasedStateMachine):
         share=st.sampled_from([0.1, 0.3, 0.7, 1.0]),
     )
     def begin(self, kv_tokens: int, kv_policy: KvPolicy, places: int, share: float) -> None:
-        """A pool that holds one path and its next step, at least, and a budget within it."""
+        """Make a pool for at least one path and its next step, and a budget within it."""
         self.engine, _ = scheduler(
             kv_tokens=kv_tokens, kv_policy=kv_policy, batch_limit=places, model=Endless()
         )
@@ -145,7 +145,7 @@ class Searches(RuleBasedStateMachine):
     @precondition(lambda self: len(self.searches) < 4)
     @rule(seed=st.integers(0, 5))
     def start(self, seed: int) -> None:
-        """A new search; some have the same prompt."""
+        """Start a search; some have the same prompt."""
         self.calls += 1
         search = Searching(f"tree{self.calls}", random.Random(seed))
         search.ask(self.engine, self.calls)
@@ -153,47 +153,47 @@ class Searches(RuleBasedStateMachine):
 
     @rule(steps=st.integers(1, 30), leaves=st.integers(1, 4))
     def draw(self, steps: int, leaves: int) -> None:
-        """Some iterations; a search whose round is done goes on, or ends."""
+        """Run iterations; a search whose round is done asks for the next one or ends."""
         for _ in range(steps):
-            for drawn in self.engine.step():
-                search = self.searches[drawn.call]
-                search.take(drawn.steps)
-                branch, step = search.drawn[-1]
+            for answer in self.engine.step():
+                search = self.searches[answer.call]
+                search.take(answer.steps)
+                branch, step = search.history[-1]
                 assert step == naive_step_of(branch)
-                if not search.ask(self.engine, drawn.call, leaves):
-                    self.end(drawn.call)
+                if not search.ask(self.engine, answer.call, leaves):
+                    self.end(answer.call)
             assert self.engine.cache.active_tokens <= self.engine.cache.capacity
 
     @precondition(lambda self: self.searches)
     @rule(data=st.data())
     def abort(self, data: st.DataObject) -> None:
-        """A search is stopped wherever it is."""
+        """Abort a search at any point."""
         call = data.draw(st.sampled_from(sorted(self.searches)))
         self.engine.abort(self.searches[call].tree)
         self.end(call)
 
     def end(self, call: int) -> None:
-        """Let go."""
+        """Release the search of this call."""
         self.engine.release(self.searches.pop(call).tree)
 
     @invariant()
     def accounting_is_right(self) -> None:
-        """The engine's own check, and that active paths are whole."""
+        """Check cache and budget, and that only live searches hold KV."""
         must_be_right(self.engine)
         cache = self.engine.cache
         assert cache.active_peak <= max(cache.budget, cache.reading_peak)
-        held = {node for node in self.engine.cache.radix.nodes() if node.holders}
+        held_nodes = {node for node in self.engine.cache.radix.nodes() if node.holders}
         names = {search.tree for search in self.searches.values()}
-        assert {name for node in held for name in node.holders} <= names
+        assert {name for node in held_nodes for name in node.holders} <= names
 
 
 def naive_step_of(branch: Branch) -> Step:
-    """The step of a branch by the same model, drawn alone, nothing cached."""
+    """The step of a branch by the same model, drawn alone from an empty cache."""
     engine, _ = scheduler(model=Endless())
     engine.expand(0, "alone", [branch], STEPS)
     while True:
-        for drawn in engine.step():
-            return drawn.steps[0]
+        for answer in engine.step():
+            return answer.steps[0]
 
 
 Searches.TestCase.settings = settings(max_examples=25, stateful_step_count=15)

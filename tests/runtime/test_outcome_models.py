@@ -1,4 +1,4 @@
-"""Outcome models: a finished reply has a reward, its steps have none."""
+"""Outcome models: a finished reply has a reward, its earlier steps have none."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def options(folders: tuple[Path, Path], form: str = FORMAT) -> EngineOptions:
     " compares steps is refused"
 )
 async def test_rewards_are_those_of_transformers(folders: tuple[Path, Path]) -> None:
-    """Replies of one to eight steps, each read whole after its end: the sigmoid of the score."""
+    """Replies of one to eight steps, each read whole, have the sigmoid of transformers' score."""
     async with closing(await EmbeddedEngine.start(options(folders))) as engine:
         rewards = await engine.score("oak", PROMPT, QUESTION, trajectories())
         able = engine.capabilities
@@ -61,7 +61,7 @@ async def test_rewards_are_those_of_transformers(folders: tuple[Path, Path]) -> 
 async def test_scores_that_would_all_be_one_can_be_scaled(
     folders: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    """A format of one's own divides them first: rewards are rounded to 1e-4."""
+    """A format with ``scale`` divides the scores first, since rewards are rounded to 1e-4."""
     file = tmp_path / "softer.json"
     file.write_text(json.dumps({"extends": FORMAT, "scale": 8.0}))
     async with closing(await EmbeddedEngine.start(options(folders, str(file)))) as engine:
@@ -72,7 +72,7 @@ async def test_scores_that_would_all_be_one_can_be_scaled(
 async def test_the_best_of_n_is_the_one_with_the_highest_score(
     folders: tuple[Path, Path],
 ) -> None:
-    """Finished replies are scored, their steps before are not; what compares steps is refused."""
+    """Only finished replies are scored, and policies that compare steps are refused."""
     spec = SearchSpec(
         policy="best_of_n", width=4, seed=3, vote="best_last", max_step_tokens=6, max_depth=3
     )

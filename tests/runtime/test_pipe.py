@@ -1,4 +1,4 @@
-"""What the engine's process says to its log reaches the server's, and never ends the engine."""
+"""Log lines of the engine's process reach the server's log and never end the engine."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def log() -> logging.Logger:
 
 
 def test_a_line_goes_over_with_its_traceback(log: logging.Logger) -> None:
-    """Level, logger and text; arguments filled in."""
+    """A log line carries level, logger, formatted text and traceback."""
     ours, theirs = Pipe()
     log.addHandler(PipeLogHandler(EngineEnd(theirs)))
     log.info("%d threads", 2)
@@ -46,7 +46,7 @@ def test_a_line_goes_over_with_its_traceback(log: logging.Logger) -> None:
 
 
 def test_a_line_that_nobody_hears_is_dropped(log: logging.Logger) -> None:
-    """The engine's loop learns from its own next word that the server is gone."""
+    """A log line after the server is gone is dropped; the engine's next message raises."""
     ours, theirs = Pipe()
     end = EngineEnd(theirs)
     log.addHandler(PipeLogHandler(end))
@@ -59,7 +59,7 @@ def test_a_line_that_nobody_hears_is_dropped(log: logging.Logger) -> None:
 def test_an_answer_that_cannot_be_read_is_its_calls_error(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """It is logged, and the next message is read; what is nobody's call ends the engine."""
+    """An unreadable answer fails its call and is logged; an unreadable other message gives None."""
     ours, theirs = Pipe()
     for message in (Done(3, Unreadable(), Usage()), Done(4, None, Usage()), Unreadable()):  # type: ignore[arg-type]
         theirs.send_bytes(seal(message))  # type: ignore[arg-type]

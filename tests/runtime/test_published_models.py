@@ -45,8 +45,8 @@ PATHS = [
 
 
 def test_every_row_has_its_checkpoint(tmp_path: Path) -> None:
-    """The table's classes, tensors named as published; each is known by its name alone, and a
-    reward model's format follows."""
+    """Every row has a checkpoint of its class with tensors named as published, and is recognised by
+    its name alone."""
     assert set(PUBLISHED) == set(CLASSES)
     by_name = {row.names[0]: row for row in (*public_policies(), *public_reward_models())}
     for name in PUBLISHED:
@@ -55,21 +55,21 @@ def test_every_row_has_its_checkpoint(tmp_path: Path) -> None:
             assert tensors_of(folder) == published_tensors(name, variant)
             assert Checkpoint.of(folder).architecture == CLASSES[name]
             row = by_name[name]
-            known = public_policy if row in public_policies() else public_reward_model
-            assert known(folder) is row
+            lookup = public_policy if row in public_policies() else public_reward_model
+            assert lookup(folder) is row
 
 
 @pytest.mark.parametrize(("name", "variant"), POLICIES)
 def test_a_policys_logits_and_tokens_are_transformers(
     name: str, variant: int, tmp_path: Path
 ) -> None:
-    """All of the path's logits, and then tokens drawn greedily."""
+    """The path's logits agree to WITHIN, and greedy tokens after it are equal."""
     folder = tiny(name, tmp_path, variant)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     ids = torch.tensor([IDS])
     with torch.inference_mode():
         theirs = model(ids).logits[0]
-        wanted = model.generate(ids, max_new_tokens=TOKENS, do_sample=False, eos_token_id=None)
+        expected = model.generate(ids, max_new_tokens=TOKENS, do_sample=False, eos_token_id=None)
     forward = Forward(folder, threads=1)
     slots = np.arange(len(IDS) + TOKENS)
     store = forward.new_store(len(slots))
@@ -77,23 +77,23 @@ def test_a_policys_logits_and_tokens_are_transformers(
     largest = float((ours - theirs).abs().max())
     print(f"{name}, {variant}: {largest:.1e}")
     assert largest <= WITHIN
-    drawn = [int(ours[-1].argmax())]
-    while len(drawn) < TOKENS:
-        at = len(IDS) + len(drawn)
-        step = Span(np.array(drawn[-1:]), at - 1, slots[:at], 0)
-        drawn.append(int(forward.run([step], store).argmax()))
-    assert drawn == wanted[0, len(IDS) :].tolist()
+    tokens = [int(ours[-1].argmax())]
+    while len(tokens) < TOKENS:
+        at = len(IDS) + len(tokens)
+        step = Span(np.array(tokens[-1:]), at - 1, slots[:at], 0)
+        tokens.append(int(forward.run([step], store).argmax()))
+    assert tokens == expected[0, len(IDS) :].tolist()
 
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_reward_models_rewards_are_transformers(name: str, tmp_path: Path) -> None:
-    """A reward at every one of eight steps, beside a policy with a tokenizer of its own."""
+    """Rewards of all eight steps agree, beside a policy with another tokenizer."""
     prm, form = tiny(name, tmp_path), FORMATS[name]
     scorer = load_scorer(options(make_checkpoint(tmp_path / "policy"), prm, form))
     assert scorer is not None
     rewards = rewards_of(scorer, 1, PATHS)
-    wanted = REWARDS[form](prm, EIGHT_STEPS)
-    differences = [abs(one - other) for one, other in zip(rewards, wanted, strict=True)]
+    expected = REWARDS[form](prm, EIGHT_STEPS)
+    differences = [abs(ours - theirs) for ours, theirs in zip(rewards, expected, strict=True)]
     print(f"{name}: {max(differences):.1e}")
     assert max(differences) <= WITHIN
     assert len({round(reward, 3) for reward in rewards}) > 4

@@ -31,7 +31,7 @@ def test_common_prefix_by_hand() -> None:
 
 
 def test_a_split_copies_nothing() -> None:
-    """Two paths with a common beginning keep it in one place, with the first one's slots."""
+    """Two paths with a common prefix share its slots, those of the first path."""
     tree = RadixTree()
     tree.insert(tree.root_of("ash"), ids(1, 2, 3), ids(10, 11, 12), "ash")
     _, spare = tree.insert(tree.root_of("ash"), ids(1, 2, 4), ids(20, 21, 22), "ash")
@@ -42,7 +42,7 @@ def test_a_split_copies_nothing() -> None:
 
 
 def test_eviction_takes_unheld_then_oldest_tips_token_by_token() -> None:
-    """What nobody holds goes first; then the tip used longest ago; only as much as is wanted."""
+    """Unheld tokens go first, then the tip used longest ago, and only as many as requested."""
     tree = RadixTree()
     tree.insert(tree.root_of("ash"), ids(1, 1, 1), ids(0, 1, 2), "ash")
     tree.insert(tree.root_of("ash"), ids(2, 2, 2), ids(3, 4, 5), "ash")
@@ -57,8 +57,8 @@ def test_eviction_takes_unheld_then_oldest_tips_token_by_token() -> None:
 
 
 def test_held_tokens_that_are_evicted_count_once_whoever_holds_them() -> None:
-    """Three unheld ones none; then of three of ash's and oak's together and of three of ash's alone
-    a tip each first and then the rest."""
+    """Evicting three unheld tokens counts none; the held ones, three of ash and oak and three of
+    ash alone, count once each."""
     tree = RadixTree()
     tree.insert(tree.root_of("ash"), ids(1, 2, 3), ids(0, 1, 2), "ash")
     tree.unlock(tree.lock("oak", ids(1, 2, 3))[0])
@@ -67,15 +67,15 @@ def test_held_tokens_that_are_evicted_count_once_whoever_holds_them() -> None:
     tree.retain("elm", ())
     tree.insert(tree.root_of("ash"), ids(7, 8, 9), ids(6, 7, 8), "ash")
     counted = []
-    for wanted in (2, 1, 1, 2, 1, 2):
-        tree.evict(wanted)
+    for tokens in (2, 1, 1, 2, 1, 2):
+        tree.evict(tokens)
         counted.append(tree.held_evicted)
     assert counted == [0, 0, 1, 3, 4, 6]
     tree.check()
 
 
 def test_what_a_search_holds_stays_if_only_the_rest_may_go() -> None:
-    """Of a held and an unheld path only the latter goes, however much is wanted."""
+    """With ``held`` False only the unheld path is evicted, whatever is requested."""
     tree = RadixTree()
     tree.insert(tree.root_of("ash"), ids(1, 2, 3), ids(0, 1, 2), "ash")
     tree.insert(tree.root_of("oak"), ids(4, 5), ids(3, 4), "oak")
@@ -87,7 +87,7 @@ def test_what_a_search_holds_stays_if_only_the_rest_may_go() -> None:
 
 
 def test_a_look_up_changes_nothing() -> None:
-    """It may end inside an edge, which stays whole, and does not count as a use."""
+    """A look-up neither splits the edge that it ends in nor counts as a use."""
     tree = RadixTree()
     tree.insert(tree.root_of("ash"), ids(1, 2, 3), ids(0, 1, 2), "ash")
     tree.insert(tree.root_of("ash"), ids(4, 5), ids(3, 4), "ash")
@@ -97,18 +97,18 @@ def test_a_look_up_changes_nothing() -> None:
 
 
 def test_namespaces_share_nothing() -> None:
-    """A namespace has a root of its own; within it searches share."""
+    """Each namespace has its own root; searches share only within one."""
     tree = RadixTree()
     tree.insert(tree.root_of("ann/ash"), ids(1, 2), ids(0, 1), "ann/ash")
     assert tree.match("ann/oak", ids(1, 2)) == 2
-    for other in ("ash", "bob/ash"):
-        assert tree.match(other, ids(1, 2)) == 0
+    for search in ("ash", "bob/ash"):
+        assert tree.match(search, ids(1, 2)) == 0
     assert namespace_of("ann/b/ash") == "ann/b"
     tree.check()
 
 
 def test_every_node_has_a_number_of_its_own() -> None:
-    """In two namespaces a root, the halves of a split edge and a branch below it: eight nodes."""
+    """In two namespaces, each with a root, two halves of an edge and a branch, serials differ."""
     tree = RadixTree()
     names = ("ash", "ann/ash")
     for name in names:
@@ -119,7 +119,7 @@ def test_every_node_has_a_number_of_its_own() -> None:
 
 
 def test_a_search_that_is_over_is_forgotten() -> None:
-    """Where it holds nothing any more its name is in no book, though what it kept is cached."""
+    """A search that holds nothing is in no table, though its kept prompt stays cached."""
     tree = RadixTree()
     tree.insert(tree.root_of("elm"), ids(1, 2), ids(0, 1), "elm")
     tree.keep("elm", ids(1))
@@ -129,7 +129,7 @@ def test_a_search_that_is_over_is_forgotten() -> None:
 
 
 def test_a_locked_path_is_never_evicted() -> None:
-    """Under any pressure the locked prefix stays; what hangs below it may go."""
+    """A locked prefix stays under any pressure; tokens below it may be evicted."""
     tree = RadixTree()
     tree.insert(tree.root_of("ash"), ids(1, 2, 3), ids(0, 1, 2), "ash")
     node, _ = tree.lock("ash", ids(1, 2))
@@ -140,7 +140,7 @@ def test_a_locked_path_is_never_evicted() -> None:
 
 
 def test_pruned_subtrees_are_freed_at_once_and_shared_parts_stay() -> None:
-    """Letting one of two paths go frees exactly the tokens the other does not pass through."""
+    """Dropping one of two paths frees exactly the tokens that are not on the other."""
     tree = RadixTree()
     tree.insert(tree.root_of("ash"), ids(1, 2, 3, 4), ids(0, 1, 2, 3), "ash")
     tree.insert(tree.root_of("ash"), ids(1, 2, 5), ids(8, 9, 4), "ash")
@@ -151,7 +151,7 @@ def test_pruned_subtrees_are_freed_at_once_and_shared_parts_stay() -> None:
 
 
 def test_a_retained_path_may_go_on_from_another_one() -> None:
-    """1 2 goes on to 1 2 3, and 5 6 is another beginning: only 4 and 7 are wanted by nobody."""
+    """With 1 2 3, its prefix 1 2, and 5 6 retained only the tokens 4 and 7 are freed."""
     tree = RadixTree()
     tree.insert(tree.root_of("ash"), ids(1, 2, 3), ids(0, 1, 2), "ash")
     tree.insert(tree.root_of("ash"), ids(1, 2, 4), ids(9, 9, 3), "ash")
@@ -162,7 +162,7 @@ def test_a_retained_path_may_go_on_from_another_one() -> None:
 
 
 def test_a_path_that_goes_on_from_an_uncached_one_keeps_no_more() -> None:
-    """Of 1 9 and 1 9 2 only 1 is cached: the 2 that is cached after 1 is none of theirs."""
+    """Of 1 9 and 1 9 2 only 1 is cached; the cached 2 after 1 is on neither path and is freed."""
     tree = RadixTree()
     tree.insert(tree.root_of("ash"), ids(1, 2), ids(0, 1), "ash")
     assert tree.retain("ash", [ids(1, 9), ids(1, 9, 2)]).tolist() == [1]
@@ -170,14 +170,14 @@ def test_a_path_that_goes_on_from_an_uncached_one_keeps_no_more() -> None:
 
 
 def test_unheld_tokens_are_counted_as_their_tips_go() -> None:
-    """Three unheld and three held: a tip of either goes, and of the unheld one another."""
+    """With three unheld and three held tokens only evicted unheld tips lower ``unheld``."""
     tree = RadixTree()
     tree.insert(tree.root_of("elm"), ids(1, 2, 3), ids(0, 1, 2), "elm")
     tree.keep("elm", ids(1, 2, 3))
     tree.retain("elm", ())
-    held, _ = tree.insert(tree.root_of("ash"), ids(4, 5, 6), ids(3, 4, 5), "ash")
+    ash_leaf, _ = tree.insert(tree.root_of("ash"), ids(4, 5, 6), ids(3, 4, 5), "ash")
     counted = [tree.unheld]
-    for leaf in (held, node_at(tree, "elm", ids(1, 2, 3)), node_at(tree, "elm", ids(1, 2))):
+    for leaf in (ash_leaf, node_at(tree, "elm", ids(1, 2, 3)), node_at(tree, "elm", ids(1, 2))):
         tree.evict_tip(leaf, 1)
         counted.append(tree.unheld)
     assert counted == [3, 3, 2, 1]
@@ -185,7 +185,7 @@ def test_unheld_tokens_are_counted_as_their_tips_go() -> None:
 
 
 def steps_of_two_searches() -> RadixTree:
-    """Ash has a step 1 2 3 | 4 5 and its sibling 1 2 3 | 6, both marked."""
+    """Ash's steps 1: 1 2 3, and below it 2: 4 5 and 3: 6, all marked."""
     tree = RadixTree()
     tree.insert(tree.root_of("ash"), ids(1, 2, 3, 4, 5), ids(0, 1, 2, 3, 4), "ash")
     tree.insert(tree.root_of("ash"), ids(1, 2, 3, 6), ids(9, 9, 9, 5), "ash")
@@ -197,12 +197,12 @@ def steps_of_two_searches() -> RadixTree:
 
 
 def names_at(tree: RadixTree, *path: int) -> set[int]:
-    """The nodes of the marks where the cached part of a path ends."""
+    """The node ids of ash's marks where the cached part of a path ends."""
     return {node for _, node in node_at(tree, "ash", ids(*path)).steps}
 
 
 def test_marks_stay_with_their_steps_through_splits_and_evictions() -> None:
-    """A split leaves them at their ends, a trim moves them up, mending brings them back."""
+    """Splits leave marks at their ends, evictions move them up, reindexing moves them back."""
     tree = steps_of_two_searches()
     assert names_at(tree, 1, 2, 3) == {1}
     tree.match("ash", ids(1, 2))
@@ -229,7 +229,7 @@ def test_marks_stay_with_their_steps_through_splits_and_evictions() -> None:
 
 
 def test_a_step_that_shares_its_beginning_is_lifted_to_where_that_ends() -> None:
-    """No step ends at 1 2: what is left of two that share it still stands for them."""
+    """Marks of two evicted steps move up to their shared prefix 1 2, where no step ends."""
     tree = RadixTree()
     tree.insert(tree.root_of("ash"), ids(1, 2, 3), ids(0, 1, 2), "ash")
     tree.insert(tree.root_of("ash"), ids(1, 2, 4), ids(9, 9, 3), "ash")
@@ -244,7 +244,7 @@ def test_a_step_that_shares_its_beginning_is_lifted_to_where_that_ends() -> None
 
 
 def test_a_step_goes_on_from_a_whole_one() -> None:
-    """2 ends two tokens below 1 and is whole; of 3, which is to end elsewhere, the beginning is."""
+    """Step 2 is cached whole two tokens below step 1; of step 3 only step 1's part is cached."""
     tree = RadixTree()
     tree.insert(tree.root_of("ash"), ids(1, 2, 3, 4, 5), ids(0, 1, 2, 3, 4), "ash")
     tree.index_step(("ash", 1), ids(1, 2, 3))
@@ -258,7 +258,7 @@ def test_a_step_goes_on_from_a_whole_one() -> None:
 
 
 def test_slots_of_a_step_are_those_of_its_path_from_its_start() -> None:
-    """Over every edge, of what is cached; none of a step that is not known."""
+    """A step's slots are those of its cached path from the root; an unknown step has none."""
     tree = steps_of_two_searches()
     assert tree.slots_of(("ash", 2)).tolist() == [0, 1, 2, 3, 4]
     assert tree.slots_of(("ash", 3)).tolist() == [0, 1, 2, 5]
@@ -268,7 +268,7 @@ def test_slots_of_a_step_are_those_of_its_path_from_its_start() -> None:
 
 
 def test_a_leaf_has_nothing_below_it() -> None:
-    """Of 1 2 3 and, below it, 4 5 and 6: the latter two; and the root never is one."""
+    """Of 1 2 3 and, below it, 4 5 and 6 the latter two are leaves; a root never is one."""
     tree = steps_of_two_searches()
     ends = [node_at(tree, "ash", ids(*path)) for path in ((1, 2, 3), (1, 2, 3, 4, 5), (1, 2, 3, 6))]
     assert tree.leaves == set(ends[1:])

@@ -1,4 +1,4 @@
-"""Reward formats as data: what there is, what a file may say, what is refused and how."""
+"""Reward formats as data: the built-in ones, format files, and what is refused."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SHEPHERD = REWARD_FORMATS["math-shepherd"]
 def words(
     folder: Path, *specials: str, begin: str | None = None, template: str = "", context: int = 64
 ) -> Text:
-    """The text side of a checkpoint: a tokenizer, and a config that names its context."""
+    """The Text of a new checkpoint: a tokenizer, and a config with its context."""
     tokenizer = make_tokenizer(specials, template)
     tokenizer.bos_token = begin
     tokenizer.save_pretrained(folder)
@@ -62,7 +62,7 @@ def path(steps: tuple[tuple[int, ...], ...], texts: tuple[str, ...] = ()) -> Tra
 
 
 def test_the_tag_stands_after_every_step_and_stays(text: Text) -> None:
-    """Prompt, then each step's ids with the tag behind them; a step that brings it gets no other.
+    """A path is the prompt, then each step's ids and the tag, unless the step ends with it already.
 
     Models that were taught with the tag as their delimiter (Llemma, Math-Shepherd's) write it.
     """
@@ -79,51 +79,51 @@ def test_the_tag_stands_after_every_step_and_stays(text: Text) -> None:
     "A reward model with its own tokenizer keeps its own ids of a step, built once"
 )
 def test_another_tokenizer_reads_the_texts(text: Text, tmp_path: Path) -> None:
-    """Its ids are spelt from question and texts, step by step, each once; the tag is its own."""
-    own = words(tmp_path, "<extra_0>")
-    reader = Reader.of(SHEPHERD, own, text)
+    """Its ids are encoded from question and texts, each step once, with its own tag."""
+    prm = words(tmp_path, "<extra_0>")
+    reader = Reader.of(SHEPHERD, prm, text)
     assert isinstance(Reader.of(SHEPHERD, text, text).paths, PolicyIds)
     assert isinstance(reader.paths, OwnIds)
     spelt: dict = {}
     texts = ("Step 1: add ки\n\n", "Step 2: stop.")
-    read = reader.paths.path((1, 2), "Why?", path(((3,), (4,)), texts), spelt)
-    assert list(read) == [
-        *own.encode("Why?"),
-        *own.encode(" Step 1: add"),
-        own.token("ки"),
-        *own.encode("\nStep 2: stop."),
-        own.token("ки"),
+    ids = reader.paths.path((1, 2), "Why?", path(((3,), (4,)), texts), spelt)
+    assert list(ids) == [
+        *prm.encode("Why?"),
+        *prm.encode(" Step 1: add"),
+        prm.token("ки"),
+        *prm.encode("\nStep 2: stop."),
+        prm.token("ки"),
     ]
     before = dict(spelt)
     longer = path(((3,), (4,), (5,)), (*texts, "Step 3"))
-    assert reader.paths.path((1, 2), "Why?", longer, spelt)[: len(read)] == read
+    assert reader.paths.path((1, 2), "Why?", longer, spelt)[: len(ids)] == ids
     assert len(spelt) == len(before) + 1
 
 
 def test_a_text_begins_with_the_begin_token_where_the_format_says_so(
     text: Text, tmp_path: Path
 ) -> None:
-    """``{bos}`` is its id, not its letters; where the tokenizer has none, nothing."""
-    own = words(tmp_path, "<s>", begin="<s>")
-    begin, asked = own.token("<s>"), own.encode("Why?\n")
+    """``{bos}`` becomes the begin token's id, or nothing if the tokenizer has none."""
+    prm = words(tmp_path, "<s>", begin="<s>")
+    begin, question_ids = prm.token("<s>"), prm.encode("Why?\n")
     assert begin is not None
     form = REWARD_FORMATS["skywork"]
-    assert OwnIds(form, own, None).opening((1, 2), "Why?", {}) == (begin, *asked)
-    assert OwnIds(form, text, None).opening((1, 2), "Why?", {}) == tuple(asked)
+    assert OwnIds(form, prm, None).opening((1, 2), "Why?", {}) == (begin, *question_ids)
+    assert OwnIds(form, text, None).opening((1, 2), "Why?", {}) == tuple(question_ids)
     bare = form.model_copy(update={"opening": "{question}\n"})
-    assert OwnIds(bare, own, None).opening((1, 2), "Why?", {}) == tuple(asked)
+    assert OwnIds(bare, prm, None).opening((1, 2), "Why?", {}) == tuple(question_ids)
 
 
 def test_a_format_without_a_tag_spells_the_steps_alone(text: Text, tmp_path: Path) -> None:
-    """A step that says the same as the first one is a later one all the same."""
-    own = words(tmp_path, "<extra_0>")
-    reader = Reader.of(REWARD_FORMATS["logit"], own, text)
-    read = reader.paths.path((1, 2), "Why?", path(((3,), (4,)), ("So.", "So.")), {})
-    assert list(read) == own.encode("Why?\n") + own.encode("So.") + own.encode("\n\nSo.")
+    """Without a tag the steps' texts follow each other; equal texts count as separate steps."""
+    prm = words(tmp_path, "<extra_0>")
+    reader = Reader.of(REWARD_FORMATS["logit"], prm, text)
+    ids = reader.paths.path((1, 2), "Why?", path(((3,), (4,)), ("So.", "So.")), {})
+    assert list(ids) == prm.encode("Why?\n") + prm.encode("So.") + prm.encode("\n\nSo.")
 
 
 def test_what_a_path_takes_beside_the_policys_tokens(text: Text) -> None:
-    """By hand: the opening but for one token of the prompt, and of a later step what is before
+    """The overhead is the opening less one token of the prompt, and for each step the text before
     it and its tag."""
     form = RewardFormat(name="own", reads="mean", opening="Q: {question}\n", later="\n\n")
     opening, between = text.encode("Q: \n"), text.encode("\n\n")
@@ -134,25 +134,25 @@ def test_what_a_path_takes_beside_the_policys_tokens(text: Text) -> None:
 
 
 def test_a_template_is_filled_once() -> None:
-    """Every word in its place, and what was put in is no template."""
+    """Placeholders are filled once; inserted text and unknown placeholders are left alone."""
     words = {"question": "{steps}?", "steps": "So."}
     assert fill_template("{question} {steps} {else}", words) == "{steps}? So. {else}"
 
 
 def test_a_dialogue_in_a_template_of_two_roles(text: Text, tmp_path: Path) -> None:
-    """As Llama 2's: a third role, or a turn without words, is an error. Turn by turn the ids are
-    those of the whole conversation."""
+    """A template like Llama 2's refuses a third role. The ids built turn by turn equal those of the
+    whole conversation."""
     template = (
         "{% for m in messages %}{% if m['role'] == 'user' %}"
         "{{ '[INST] ' + m['content'].strip() + ' [/INST]' }}{% elif m['role'] == 'assistant' %}"
         "{{ ' ' + m['content'].strip() + '<|end|>' }}{% else %}"
         "{{ raise_exception('users and assistants alone') }}{% endif %}{% endfor %}"
     )
-    own = words(tmp_path, template=template)
-    reader = Reader.of(REWARD_FORMATS["rlhflow"], own, text)
-    read = reader.paths.path((1, 2), "Why?", path(((3,), (4,)), ("So.", "Then.")), {})
+    prm = words(tmp_path, template=template)
+    reader = Reader.of(REWARD_FORMATS["rlhflow"], prm, text)
+    ids = reader.paths.path((1, 2), "Why?", path(((3,), (4,)), ("So.", "Then.")), {})
     whole = "[INST] Why? So. [/INST] +<|end|>[INST] Then. [/INST]"
-    assert list(read) == own.encode(whole)
+    assert list(ids) == prm.encode(whole)
 
 
 def test_rewards_by_hand() -> None:
@@ -199,13 +199,13 @@ def test_heads_by_hand() -> None:
 def test_how_many_outputs_a_head_has(
     name: str, label: int, outputs: int, misfit: str | None
 ) -> None:
-    """A value is alone; of classes there are two at least, and the one that is read."""
+    """A value head has one output; classes have at least two, including the one that is read."""
     form = REWARD_FORMATS[name].model_copy(update={"label": label})
     assert outputs_misfit(outputs, form) == misfit
 
 
 def test_an_outcome_model_reads_whole_replies_with_a_scaled_head(tmp_path: Path) -> None:
-    """What the format says is handed on: how replies are spelt, and what scores are divided by."""
+    """An outcome format's spelling and its ``scale`` reach the paths and the head."""
     text = Text(make_outcome_model(tmp_path / "outcome"))
     form = REWARD_FORMATS[OUTCOME].model_copy(update={"scale": 8.0})
     assert paths_of(form, text, text) == WholeReply(form, text)
@@ -214,25 +214,25 @@ def test_an_outcome_model_reads_whole_replies_with_a_scaled_head(tmp_path: Path)
 
 @pytest.mark.parametrize("part", ["tag", "good", "bad"])
 def test_a_verdict_that_is_not_one_token_is_refused_by_name(text: Text, part: str) -> None:
-    """At start, not at the first score; the message names format, part and text."""
+    """The refusal comes at start, and names format, part and text."""
     broken = SHEPHERD.model_copy(update={part: "not one token"})
     with pytest.raises(RewardMissing, match=f"'math-shepherd': {part} 'not one token'"):
         Reader.of(broken, text, text)
 
 
 def test_a_token_the_model_does_not_have_is_refused(text: Text, tmp_path: Path) -> None:
-    """A tokenizer may know more than the model's embedding holds."""
-    own = words(tmp_path, "<extra_0>")
+    """A tag beyond the model's vocabulary is refused, even if the tokenizer knows it."""
+    prm = words(tmp_path, "<extra_0>")
     config = {"max_position_embeddings": 64, "vocab_size": 200}
     (tmp_path / "config.json").write_text(json.dumps(config))
     small = Text(tmp_path)
     message = r"'math-shepherd': tag 'ки' is token \d+; .* ids from 0 to 199"
     with pytest.raises(RewardMissing, match=message):
-        Reader.of(SHEPHERD, small, own)
+        Reader.of(SHEPHERD, small, prm)
 
 
 def test_verdicts_may_be_ids(text: Text) -> None:
-    """As some models' cards name them; one the model does not have is refused."""
+    """Verdicts may be given as ids, as on some model cards; unknown ids are refused."""
     form = REWARD_FORMATS["logit"].model_copy(update={"good": 0, "bad": 7})
     assert Reader.of(form, text, text).reading == Softmax(good=0, bad=7)
     for bad in (100_000, text.model_vocab):
@@ -241,33 +241,33 @@ def test_verdicts_may_be_ids(text: Text) -> None:
 
 
 def test_a_context_without_room_for_a_step_is_refused(text: Text, tmp_path: Path) -> None:
-    """The format's own words count: a system message fills a short context."""
-    own = words(tmp_path, "<extra_0>", context=40)
+    """The format's own words count: a system message can fill a short context."""
+    prm = words(tmp_path, "<extra_0>", context=40)
     form = REWARD_FORMATS["qwen2.5-math-prm"].model_copy(update={"reads": "mean"})
     with pytest.raises(ValueError, match=r"'qwen2.5-math-prm': one empty step takes \d+ tokens"):
-        Reader.of(form, own, text)
-    for context, fits in ((3, False), (4, True)):  # a token of the prompt, one of the step, the tag
+        Reader.of(form, prm, text)
+    for context, fits in ((3, False), (4, True)):  # needed: a prompt token, a step token, the tag
         short = words(tmp_path, context=context)
         with nullcontext() if fits else pytest.raises(ValueError, match="one empty step takes 3"):
             Reader.of(SHEPHERD, short, short)
 
 
 def test_a_template_that_cannot_be_cut_is_refused(text: Text, tmp_path: Path) -> None:
-    """A dialogue is read turn by turn: a template that looks back has no such turns."""
+    """A template that cannot be rendered turn by turn is refused for a dialogue."""
     backwards = "{% for m in messages | reverse %}{{ m.content }};{% endfor %}"
-    own = words(tmp_path, template=backwards)
+    prm = words(tmp_path, template=backwards)
     with pytest.raises(ValueError, match=r"'rlhflow': the chat template of .* does not put '\+'"):
-        Reader.of(REWARD_FORMATS["rlhflow"], own, text)
+        Reader.of(REWARD_FORMATS["rlhflow"], prm, text)
 
 
 def test_a_template_whose_turns_grow_together_is_refused(text: Text, tmp_path: Path) -> None:
-    """The turn's last letter and the answer after it are one token where they stand together."""
+    """A template is refused if a turn's last letter and the answer after it form one token."""
     template = "{% for m in messages %}{{ m.content }}{{ ' t' if m.role == 'user' }}{% endfor %}"
-    own = words(tmp_path, template=template)
-    assert len(own.encode(" the")) == 1
+    prm = words(tmp_path, template=template)
+    assert len(prm.encode(" the")) == 1
     form = REWARD_FORMATS["rlhflow"].model_copy(update={"good": "he"})
     with pytest.raises(ValueError, match="does not put 'he' right after the assistant's opening"):
-        Reader.of(form, own, text)
+        Reader.of(form, prm, text)
 
 
 def test_unknown_formats_are_refused_with_what_there_is() -> None:
@@ -281,7 +281,7 @@ def test_unknown_formats_are_refused_with_what_there_is() -> None:
 
 
 def test_a_file_extends_a_format(tmp_path: Path) -> None:
-    """What it does not say is inherited; its name is the file's unless it says another."""
+    """Missing fields are inherited, and the name is the file's unless given."""
     file = tmp_path / "yes-no.json"
     file.write_text(json.dumps({"extends": "logit", "good": " Yes", "bad": " No"}))
     form = reward_format(str(file))
@@ -317,12 +317,12 @@ def test_what_is_wrong_with_a_file_is_said(tmp_path: Path, content: str, message
 
 
 def test_a_file_that_is_not_there_is_named() -> None:
-    """As any other wrong value."""
+    """A format file that does not exist is named."""
     with pytest.raises(ValueError, match=r"reward_format: 'nowhere\.json' cannot be read"):
         reward_format("nowhere.json")
 
 
 def test_a_format_is_only_data() -> None:
-    """It survives a way through JSON, as it goes to the engine's process."""
+    """A format survives a round trip through JSON, as on its way to the engine's process."""
     for form in REWARD_FORMATS.values():
         assert RewardFormat.model_validate_json(form.model_dump_json()) == form

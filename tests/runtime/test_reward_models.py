@@ -57,7 +57,7 @@ PROMPT = tuple(make_tokenizer().encode(f"<|user|>{QUESTION}<|end|><|assistant|>"
 IDS = tuple(tuple(make_tokenizer().encode(step)) for step in STEPS)
 
 Expected = Callable[..., list[float]]
-"""Of a checkpoint's folder and steps, ``STEPS`` if none are given."""
+"""Computes rewards from a checkpoint's folder and steps (default: ``STEPS``)."""
 
 
 @dataclass(frozen=True)
@@ -69,36 +69,36 @@ class Case:
 
 
 def logits_of(folder: Path, ids: list[int]) -> torch.Tensor:
-    """(tokens, vocab), float64."""
+    """transformers' logits (tokens, vocab), float64."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     with torch.no_grad():
         return model(torch.tensor([ids])).logits[0].double()
 
 
 def hidden_of(folder: Path, ids: list[int]) -> torch.Tensor:
-    """(tokens, hidden) after the final norm, float64."""
+    """transformers' hidden states (tokens, hidden) after the final norm, float64."""
     model = AutoModel.from_pretrained(folder, dtype=torch.float32)
     with torch.no_grad():
         return model(torch.tensor([ids])).last_hidden_state[0].double()
 
 
 def head_of(folder: Path) -> dict[str, torch.Tensor]:
-    """All tensors of the checkpoint, float64."""
+    """All tensors of the checkpoint by name, float64."""
     return {k: t.double() for k, t in load_file(folder / "model.safetensors").items()}
 
 
 def two_way(logits: torch.Tensor, places: list[int], good: int, bad: int) -> list[float]:
-    """softmax over (good, bad) at the places, taking good."""
+    """The softmax share of ``good`` against ``bad`` at each place."""
     return torch.softmax(logits[places][:, [good, bad]], -1)[:, 0].tolist()
 
 
 def bare(steps: Sequence[str]) -> list[str]:
-    """Without the white space around each."""
+    """The steps without surrounding white space."""
     return [step.strip() for step in steps]
 
 
 def tagged(steps: Sequence[str]) -> tuple[list[int], list[int]]:
-    """The policy's ids with a tag after each step, and where the tags are."""
+    """The policy's ids with a tag after each step, and the tags' indices."""
     tag = make_tokenizer().convert_tokens_to_ids("ки")
     ids, places = list(PROMPT), []
     for step in steps:
@@ -115,8 +115,8 @@ def shepherd(folder: Path, steps: Sequence[str] = STEPS) -> list[float]:
 
 
 def shepherd_by_text(folder: Path, steps: Sequence[str] = STEPS) -> list[float]:
-    """The same of the text that its card has, tokenised at once: beside a policy whose ids are
-    others."""
+    """The same for the text as on the model's card, tokenised at once, beside a policy with another
+    tokenizer."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     tag, good, bad = tokenizer.convert_tokens_to_ids(["ки", "+", "-"])
     ids = tokenizer.encode(f"{QUESTION} " + "\n".join(f"{step}ки" for step in bare(steps)))
@@ -136,8 +136,8 @@ def rlhflow(folder: Path, steps: Sequence[str] = STEPS) -> list[float]:
     good, bad = tokenizer.encode("+")[-1], tokenizer.encode("-")[-1]
     conversation, rewards = [], []
     for number, step in enumerate(bare(steps)):
-        said = step if number else f"{QUESTION} {step}"
-        conversation += [{"role": "user", "content": said}, {"role": "assistant", "content": "+"}]
+        text = step if number else f"{QUESTION} {step}"
+        conversation += [{"role": "user", "content": text}, {"role": "assistant", "content": "+"}]
         ids = tokenizer.apply_chat_template(conversation, return_dict=False)
         assert tokenizer.convert_ids_to_tokens(ids[-2:]) == ["+", "<|eot_id|>"]
         rewards += two_way(logits_of(folder, ids), [len(ids) - 3], good, bad)
@@ -158,7 +158,7 @@ def skywork(folder: Path, steps: Sequence[str] = STEPS) -> list[float]:
 
 
 def qwen(folder: Path, steps: Sequence[str] = STEPS) -> list[float]:
-    """Class 1 of the two at every <extra_0>, by position."""
+    """The share of class 1 at every <extra_0>."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     messages = [
         {"role": "system", "content": SYSTEM},
@@ -175,7 +175,7 @@ def qwen(folder: Path, steps: Sequence[str] = STEPS) -> list[float]:
 
 
 def logit(folder: Path) -> list[float]:
-    """P(+) against - at each step's own last token: no tag."""
+    """P(+) against - at each step's own last token, without a tag."""
     ids = [*PROMPT, *(token for step in IDS for token in step)]
     ends = torch.tensor([len(step) for step in IDS]).cumsum(0) + len(PROMPT) - 1
     good, bad = make_tokenizer().convert_tokens_to_ids(["+", "-"])
@@ -183,7 +183,7 @@ def logit(folder: Path) -> list[float]:
 
 
 def make_llemma(folder: Path) -> Path:
-    """A reward head as such checkpoints hold it: one row, repeated for every token."""
+    """A Llemma checkpoint, whose head is one row repeated for every token."""
     make_checkpoint(folder, seed=3)
     tensors = load_file(folder / "model.safetensors")
     row = tensors["lm_head.weight"][:1]
@@ -193,14 +193,14 @@ def make_llemma(folder: Path) -> Path:
 
 
 def make_rlhflow(folder: Path) -> Path:
-    """A Llama with Llama 3's conversation tokens: another tokenizer than the policy's."""
+    """A Llama 3 checkpoint, whose tokenizer differs from the policy's."""
     make_checkpoint(folder, "llama3", seed=4, vocab_size=320)
     llama3_tokenizer().save_pretrained(folder)
     return folder
 
 
 def llama3_tokenizer() -> PreTrainedTokenizerFast:
-    """With Llama 3's words, its conversation tokens and its template."""
+    """A tokenizer with Llama 3's pre-tokenizer, conversation tokens and chat template."""
     return make_tokenizer(LLAMA_SPECIALS, LLAMA, LLAMA_WORDS)
 
 
@@ -234,19 +234,19 @@ CASES = {
 
 @pytest.fixture(scope="module")
 def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The policy beside all of them."""
+    """The policy beside all reward models."""
     return make_checkpoint(tmp_path_factory.mktemp("policy"))
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """A format's reward model, made once."""
-    made: dict[str, Path] = {}
+    """A function that makes a format's reward model, once for each."""
+    folders: dict[str, Path] = {}
 
     def make(name: str) -> Path:
-        if name not in made:
-            made[name] = CASES[name].make(tmp_path_factory.mktemp("prm"))
-        return made[name]
+        if name not in folders:
+            folders[name] = CASES[name].make(tmp_path_factory.mktemp("prm"))
+        return folders[name]
 
     return make
 
@@ -257,19 +257,19 @@ def options(policy: Path, prm: Path, form: str) -> EngineOptions:
 
 
 def trajectory(length: int) -> Trajectory:
-    """The first steps of the three."""
+    """A trajectory of the first ``length`` steps."""
     return Trajectory(length, IDS[:length], STEPS[:length])
 
 
 def read(scorer: RewardScorer, call: int, lengths: list[int], tree: str = "oak") -> list[float]:
-    """The rewards of the trajectories of these lengths."""
+    """The scorer's rewards of the trajectories of these lengths."""
     return rewards_of(scorer, call, [trajectory(n) for n in lengths], tree)
 
 
 def rewards_of(
     scorer: RewardScorer, call: int, paths: list[Trajectory], tree: str = "oak"
 ) -> list[float]:
-    """The rewards of these trajectories."""
+    """The scorer's rewards of these trajectories."""
     scorer.score(call, tree, PROMPT, QUESTION, paths)
     while scorer.busy and tree not in scorer.errors:
         for done, rewards in scorer.step():
@@ -313,7 +313,7 @@ def test_rewards_are_those_of_transformers(
 async def test_the_reference_engine_reads_the_same(
     form: str, policy: Path, models: Callable[[str], Path]
 ) -> None:
-    """Every format on plain transformers too."""
+    """The reference engine gives every format's rewards too."""
     prm = models(form)
     reference = ReferenceEngine(ReferenceOptions(policy, prm, form))
     rewards = await reference.score("oak", PROMPT, QUESTION, [trajectory(n) for n in (1, 2, 3)])
@@ -323,7 +323,7 @@ async def test_the_reference_engine_reads_the_same(
 async def test_the_engines_process_reads_another_tokenizer(
     policy: Path, models: Callable[[str], Path]
 ) -> None:
-    """Steps of one model, scored by another with its own words: as the reference scores them.
+    """A reward model with its own tokenizer scores the policy's steps like the reference engine.
 
     The engine says beforehand what scoring takes of the context.
     """
@@ -349,7 +349,7 @@ async def test_the_engines_process_reads_another_tokenizer(
 
 
 def test_class_one_is_taken_by_position(policy: Path, tmp_path: Path) -> None:
-    """A share that underflows to zero is still that step's reward: nothing moves up a place."""
+    """A share that underflows to 0 stays that step's reward; rewards do not shift."""
     prm = make_qwen(tmp_path)
     tensors = load_file(prm / "model.safetensors")
     tensors["score.2.weight"] *= 1e4
@@ -362,7 +362,7 @@ def test_class_one_is_taken_by_position(policy: Path, tmp_path: Path) -> None:
 
 
 def test_an_empty_step_still_has_its_place(policy: Path, models: Callable[[str], Path]) -> None:
-    """A step whose only token ends the reply has no text; it is read all the same."""
+    """A step with only the end token has no text but still gets a reward."""
     for form in CASES:
         scorer = load_scorer(options(policy, models(form), form))
         assert scorer is not None
@@ -381,7 +381,7 @@ def test_an_empty_step_still_has_its_place(policy: Path, models: Callable[[str],
 def test_a_head_that_is_not_there_is_named(
     form: str, tensor: str, message: str, policy: Path, tmp_path: Path
 ) -> None:
-    """At start, with the format and the tensor."""
+    """A missing head tensor is refused at start, naming format and tensor."""
     prm = CASES[form].make(tmp_path)
     tensors = load_file(prm / "model.safetensors")
     del tensors[tensor]
@@ -391,7 +391,7 @@ def test_a_head_that_is_not_there_is_named(
 
 
 def test_a_head_with_the_wrong_outputs_is_refused(policy: Path, tmp_path: Path) -> None:
-    """Two classes read as a value, one value read as classes: both are said, by the last layer."""
+    """Heads with the wrong number of outputs are refused, naming the last layer."""
     file = tmp_path / "odd.json"
     file.write_text(json.dumps({"extends": "skywork", "reads": "classes"}))
     with pytest.raises(RewardMissing, match=r"summary .* has 1 outputs; at least 2 are needed"):
@@ -410,7 +410,7 @@ def test_a_head_with_the_wrong_outputs_is_refused(policy: Path, tmp_path: Path) 
 def test_sequence_classifiers_of_transformers(
     name: str, labels: int, reads: str, policy: Path, tmp_path: Path
 ) -> None:
-    """Its own class gives the score of the last token; its head has no bias."""
+    """transformers' own classifiers, whose heads have no bias, score the last token alike."""
     make_checkpoint(tmp_path, name, seed=9)
     body = AutoModelForSequenceClassification.from_pretrained(tmp_path, num_labels=labels)
     body.save_pretrained(tmp_path)
@@ -426,7 +426,7 @@ def test_sequence_classifiers_of_transformers(
 
 
 def test_a_reward_model_without_the_tag_is_refused(policy: Path, tmp_path: Path) -> None:
-    """The format and what it looked for are named."""
+    """The error names the format and the missing tag."""
     message = r"'qwen2.5-math-prm': tag '<extra_0>' is not one token of"
     with pytest.raises(RewardMissing, match=message):
         load_scorer(options(policy, make_skywork(tmp_path), "qwen2.5-math-prm"))
@@ -436,6 +436,6 @@ def test_the_sigmoid_of_a_repeated_head_is_its_own(models: Callable[[str], Path]
     """Llemma's head is one row for all tokens: the mean over the vocabulary is any one logit."""
     folder = models("llemma")
     ids, places = tagged(STEPS)
-    one = torch.sigmoid(logits_of(folder, ids)[places][:, 17]).tolist()
-    assert llemma(folder) == pytest.approx(one, abs=1e-6)
-    assert not any(math.isclose(reward, 0.5) for reward in one)
+    expected = torch.sigmoid(logits_of(folder, ids)[places][:, 17]).tolist()
+    assert llemma(folder) == pytest.approx(expected, abs=1e-6)
+    assert not any(math.isclose(reward, 0.5) for reward in expected)

@@ -1,4 +1,4 @@
-"""The scorer on a model whose logits show any wrong slot: scores from scratch, however cached."""
+"""The scorer on a model that exposes any wrong slot: rewards do not depend on the cache."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def scorer(*, kv_tokens: int = 4000, batch_limit: int = 64) -> tuple[RewardScore
 
 
 def finish(engine: RewardScorer) -> dict[int, list[float]]:
-    """Step until nothing is left to read; the calls' rewards."""
+    """Step until nothing is left to read; returns the rewards by call."""
     answers: dict[int, list[float]] = {}
     while engine.busy:
         answers |= dict(engine.step())
@@ -33,32 +33,32 @@ def finish(engine: RewardScorer) -> dict[int, list[float]]:
 
 
 def random_trajectories(seed: int, rounds: int = 4, width: int = 6) -> list[list[Trajectory]]:
-    """A tree's trajectories round by round; each extends one of the round before."""
+    """A random tree's trajectories by round; each extends one of the round before."""
     draw = random.Random(seed)
-    found: list[list[Trajectory]] = []
+    by_round: list[list[Trajectory]] = []
     above: list[tuple[tuple[int, ...], ...]] = [()]
     node = 0
     for _ in range(rounds):
-        grown = []
+        trajectories = []
         for _ in range(width):
             node += 1
             step = tuple(draw.choices(range(26), k=draw.randrange(1, 9)))
             steps = (*draw.choice(above), step)
-            grown.append(Trajectory(node, steps, ("",) * len(steps)))
-        found.append(grown)
-        above = [t.steps for t in grown]
-    return found
+            trajectories.append(Trajectory(node, steps, ("",) * len(steps)))
+        by_round.append(trajectories)
+        above = [t.steps for t in trajectories]
+    return by_round
 
 
 def from_scratch(trajectory: Trajectory) -> float:
-    """The reward with nothing cached."""
+    """The reward computed without a cache."""
     logits = logits_after(READER.paths.path(PROMPT, "", trajectory, {}))
     return READER.reading.reward(logits)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("batch_limit", "kv_tokens"), [(1, 4000), (64, 4000), (64, 110), (5, 75)])
 def test_incremental_scores_are_scores_from_scratch(batch_limit: int, kv_tokens: int) -> None:
-    """Bit for bit, one or many at once, with or without room for all of it."""
+    """Rewards are bit-equal one or many at once, with ample and little KV."""
     engine, _ = scorer(batch_limit=batch_limit, kv_tokens=kv_tokens)
     trees = {f"tree{i}": random_trajectories(i) for i in range(3)}
     for level in range(4):
@@ -85,21 +85,21 @@ def test_only_new_tokens_are_computed() -> None:
 
 
 def test_a_score_once_given_is_not_computed_again() -> None:
-    """Asked again, also within one call and under another node id, the answer takes no work."""
+    """A path scored again, also in one call or under another node id, computes no rows."""
     engine, model = scorer()
     (first,) = random_trajectories(1, rounds=1, width=1)
     twin = Trajectory(99, first[0].steps, first[0].texts)
     engine.score(1, "oak", PROMPT, "", [*first, twin])
-    one, two = finish(engine)[1]
+    reward, twin_reward = finish(engine)[1]
     rows = model.rows
     engine.score(2, "oak", PROMPT, "", [twin])
-    assert finish(engine) == {2: [one]}
-    assert one == two == from_scratch(first[0])
+    assert finish(engine) == {2: [reward]}
+    assert reward == twin_reward == from_scratch(first[0])
     assert model.rows == rows == len(PROMPT) + len(first[0].steps[0]) + 1
 
 
 def test_pruned_and_released_trajectories_are_freed() -> None:
-    """Dead nodes go at once, twins with their last living name; in the end the prompt stays."""
+    """Dead nodes' KV is freed at once, a shared path's with its last node; the prompt stays."""
     engine, _ = scorer()
     steps = ((1, 2, 3), (1, 2, 4), (1, 2, 3))
     trajectories = [Trajectory(i + 1, (step,), ("",)) for i, step in enumerate(steps)]
@@ -117,22 +117,22 @@ def test_pruned_and_released_trajectories_are_freed() -> None:
 
 @pytest.mark.parametrize("iterations", [0, 1, 2])
 def test_abort_frees_and_others_go_on(iterations: int) -> None:
-    """Wherever its paths are, an aborted tree holds nothing and gets no answer."""
+    """Aborted at any iteration, a tree holds nothing, and others get their rewards."""
     engine, _ = scorer(batch_limit=4)
-    one, two = random_trajectories(1)[0], random_trajectories(2)[0]
-    engine.score(1, "oak", PROMPT, "", one)
-    engine.score(2, "elm", PROMPT, "", two)
+    oak_paths, elm_paths = random_trajectories(1)[0], random_trajectories(2)[0]
+    engine.score(1, "oak", PROMPT, "", oak_paths)
+    engine.score(2, "elm", PROMPT, "", elm_paths)
     answers = dict(done for _ in range(iterations) for done in engine.step())
     assert 1 in answers or engine.abort("oak") == [1]
     engine.release("oak")
     assert engine.cache.tokens_of("oak") == 0
     engine.cache.check()
     answers |= finish(engine)
-    assert answers[2] == [from_scratch(t) for t in two]
+    assert answers[2] == [from_scratch(t) for t in elm_paths]
 
 
 def test_a_path_that_cannot_fit_is_refused_with_both_sizes() -> None:
-    """Length and room are named; so is a token id the model does not have."""
+    """The error names length and room; an unknown token id is refused too."""
     engine, _ = scorer(kv_tokens=30)
     long = Trajectory(1, (tuple(range(20)),), ("",))
     with pytest.raises(PrefixTooLong, match=r"45 tokens .* prm_kv_tokens of 30"):
@@ -146,23 +146,23 @@ def test_a_path_that_cannot_fit_is_refused_with_both_sizes() -> None:
     "A step drawn ahead is scored in the pass of the step before it; a score once given is kept"
 )
 def test_a_step_ahead_is_scored_in_the_pass_of_the_one_before() -> None:
-    """Both rewards come from one pass, bit for bit; asked for, the second costs nothing."""
+    """Both rewards come from one pass, bit for bit; the second one costs nothing when requested."""
     first, second = (1, 2, 3), (4, 5, 6, 7)
-    one = Trajectory(1, (first,), ("",))
-    two = Trajectory(9, (first, second), ("", ""))
+    shorter = Trajectory(1, (first,), ("",))
+    longer = Trajectory(9, (first, second), ("", ""))
     engine, model = scorer()
-    engine.score(1, "oak", PROMPT, "", [one], {1: two})
-    assert [rewards for _, rewards in engine.step()] == [[from_scratch(one)]]
+    engine.score(1, "oak", PROMPT, "", [shorter], {1: longer})
+    assert [rewards for _, rewards in engine.step()] == [[from_scratch(shorter)]]
     rows = model.rows
-    engine.score(2, "oak", PROMPT, "", [two])
-    assert finish(engine) == {2: [from_scratch(two)]}
+    engine.score(2, "oak", PROMPT, "", [longer])
+    assert finish(engine) == {2: [from_scratch(longer)]}
     assert model.rows == rows
     engine.cache.check()
 
 
 def test_a_step_ahead_may_come_later_or_not_at_all() -> None:
-    """Cut into many passes the asked score does not wait; too long a step is left out; what died
-    is forgotten and let go of."""
+    """A requested score does not wait for a long step ahead; a step too long for the pool is left
+    out; dead nodes' KV is freed."""
     short = Trajectory(1, ((1, 2),), ("",))
     ahead = Trajectory(1, ((1, 2), tuple(random.Random(1).choices(range(26), k=300))), ("", ""))
     engine, _ = scorer()

@@ -1,4 +1,4 @@
-"""Who goes first: orders of a round, turns between searches, cache namespaces; no token changes."""
+"""Orders of a round, turns between searches and cache namespaces; none changes a token."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ SPEC = SearchSpec(
 
 
 def branches() -> list[Branch]:
-    """Two children of node 3, three of node 5; seeds falling."""
-    asked = [(3, 0), (3, 1), (5, 0), (5, 1), (5, 2)]
-    return [Branch(p, c, (1,), 50 - i, 8, 10 + i) for i, (p, c) in enumerate(asked)]
+    """Two branches of node 3 and three of node 5, with falling seeds."""
+    places = [(3, 0), (3, 1), (5, 0), (5, 1), (5, 2)]
+    return [Branch(p, c, (1,), 50 - i, 8, 10 + i) for i, (p, c) in enumerate(places)]
 
 
 @pytest.mark.promise("Siblings adjacent, parents in their order; any order grows the same tree")
 def test_orders_by_hand() -> None:
-    """Siblings together; first children first; by seed."""
+    """Prefix order keeps siblings together, fcfs takes first children first, random is by seed."""
     assert ranks(branches(), "prefix") == [0, 1, 2, 3, 4]
     assert ranks(branches(), "fcfs") == [0, 2, 1, 3, 4]
     assert ranks(branches(), "random") == [4, 3, 2, 1, 0]
 
 
-def grown(order: ScheduleOrder) -> str:
+def digest_of(order: ScheduleOrder) -> str:
     """The digest of a search whose pool is too small for a round."""
     engine = InlineEngine(order=order, kv_tokens=150, batch_limit=2, kv_policy="lru")
     digest = asyncio.run(grow(engine, PROMPTS["tree3"], SPEC)).digest
@@ -47,15 +47,15 @@ def grown(order: ScheduleOrder) -> str:
 
 
 def test_every_order_grows_the_same_tree() -> None:
-    """Two places and evictions: who comes first changes no step."""
-    assert grown("prefix") == grown("fcfs") == grown("random")
+    """With two places and evictions every order gives the same tree."""
+    assert digest_of("prefix") == digest_of("fcfs") == digest_of("random")
 
 
 PROMPT = (1, 2, 3, 4, 5, 6, 7, 8, 9)
 
 
 def test_the_tree_with_fewest_places_comes_next() -> None:
-    """By hand: A has two places already, B none, C one; A's work is the oldest."""
+    """A has two places already, B none, C one, so A's waiting work, though the oldest, is last."""
     waiting = ["A1", "A2", "A3", "B1", "B2", "C1"]
     order = fair_order(waiting, lambda work: work[0], {"A": 2, "C": 1})
     assert order == ["B1", "B2", "C1", "A1", "A2", "A3"]
@@ -69,16 +69,16 @@ def test_the_tree_with_fewest_places_comes_next() -> None:
 def test_nobody_is_lost_and_a_trees_own_order_stays(
     waiting: list[tuple[str, int]], running: dict[str, int]
 ) -> None:
-    """Turns are between trees; within one the oldest goes first."""
+    """The order has all the work, and keeps the order within each tree."""
     order = fair_order(waiting, lambda work: work[0], running)
     for tree in "ABC":
-        own = [work for work in waiting if work[0] == tree]
-        assert [work for work in order if work[0] == tree] == own
+        expected = [work for work in waiting if work[0] == tree]
+        assert [work for work in order if work[0] == tree] == expected
     assert len(order) == len(waiting)
 
 
 def test_rows_are_shared_by_the_tree() -> None:
-    """By hand: of 10 rows B wants 3 in all, so A gets 7, its older sequence first."""
+    """Of 10 rows B requests 3 in all, so A gets 7, its older sequence first."""
     assert prefill_budget([("A", 6), ("A", 6), ("B", 2), ("B", 1)], 10) == [6, 1, 2, 1]
     assert prefill_budget([("A", 9), ("B", 9), ("C", 9)], 10) == [4, 3, 3]
     assert prefill_budget([("A", 9)], 10) == [9]
@@ -87,18 +87,18 @@ def test_rows_are_shared_by_the_tree() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from("ABC"), st.integers(0, 50))), st.integers(0, 100))
 def test_no_row_is_wasted_and_no_tree_gets_more_than_one_that_wants_more(
-    wanted: list[tuple[str, int]], room: int
+    requests: list[tuple[str, int]], room: int
 ) -> None:
-    """Max-min fairness, to within the odd rows."""
-    given_rows = prefill_budget(wanted, room)
-    total = sum(rows for _, rows in wanted)
-    assert sum(given_rows) == min(room, total)
-    assert all(0 <= got <= rows for got, (_, rows) in zip(given_rows, wanted, strict=True))
-    part = {tree: 0 for tree, _ in wanted}
+    """Rows are shared by max-min fairness, to within one row."""
+    granted = prefill_budget(requests, room)
+    total = sum(rows for _, rows in requests)
+    assert sum(granted) == min(room, total)
+    assert all(0 <= share <= rows for share, (_, rows) in zip(granted, requests, strict=True))
+    part = {tree: 0 for tree, _ in requests}
     unmet = set()
-    for got, (tree, rows) in zip(given_rows, wanted, strict=True):
-        part[tree] += got
-        if got < rows:
+    for share, (tree, rows) in zip(granted, requests, strict=True):
+        part[tree] += share
+        if share < rows:
             unmet.add(tree)
     assert all(part[tree] >= max(part.values()) - 1 for tree in unmet)
 
@@ -107,8 +107,8 @@ def test_no_row_is_wasted_and_no_tree_gets_more_than_one_that_wants_more(
     "Whose turn it is follows the tree, not the number of branches, and changes no step"
 )
 def test_a_small_search_does_not_wait_for_a_wide_one() -> None:
-    """Four places, a search with forty branches in line first: the small one's two are done while
-    most of the forty still wait; every step is what it is alone."""
+    """With four places a later search's two branches finish while most of the first one's forty
+    still wait; steps are the same as without the overlap."""
     engine, _ = scheduler(batch_limit=4)
     engine.expand(1, "wide", children(PROMPT, 40), SAMPLING)
     for _ in range(3):
@@ -116,7 +116,7 @@ def test_a_small_search_does_not_wait_for_a_wide_one() -> None:
     engine.expand(2, "small", children(PROMPT[:5], 2), SAMPLING)
     answers = {}
     while 2 not in answers:
-        answers |= {drawn.call: drawn.steps for drawn in engine.step()}
+        answers |= {answer.call: answer.steps for answer in engine.step()}
     assert engine.waiting > 20
     answers |= finish(engine)
     alone, _ = scheduler(batch_limit=4)
@@ -127,8 +127,8 @@ def test_a_small_search_does_not_wait_for_a_wide_one() -> None:
 
 @pytest.mark.promise("One key's cached prefixes never speed up another's")
 def test_one_keys_cache_never_serves_another() -> None:
-    """Same prompt, same branches: in its own namespace the second is as dear as the first, within
-    one namespace it is nearly free; the steps are the same everywhere."""
+    """The same branches cost as much in another namespace and nearly nothing in the same one; the
+    steps are equal everywhere."""
     engine, model = scheduler()
     costs, steps = [], []
     for call, tree in enumerate(["a/1", "b/1", "a/2", "1", "2"]):
@@ -140,11 +140,11 @@ def test_one_keys_cache_never_serves_another() -> None:
         engine.cache.check()
     assert costs[0] == costs[1] == costs[3]
     assert costs[2] == costs[4] == costs[0] - (len(PROMPT) - 1)
-    assert all(found == steps[0] for found in steps)
+    assert all(tree_steps == steps[0] for tree_steps in steps)
 
 
 def test_namespaces_do_not_wait_for_each_others_prefixes() -> None:
-    """At once or one after the other, each computes its own."""
+    """Concurrent branches of two namespaces each compute their own prefix."""
     engine, model = scheduler()
     engine.expand(1, "a/1", children(PROMPT, 1), SAMPLING)
     engine.expand(2, "b/1", children(PROMPT, 1), SAMPLING)
@@ -154,7 +154,7 @@ def test_namespaces_do_not_wait_for_each_others_prefixes() -> None:
 
 
 def test_scores_do_not_depend_on_the_namespace() -> None:
-    """The reward model's cache is kept apart too."""
+    """The reward model's cache is separate for each namespace too."""
     (trajectories, *_) = random_trajectories(3)
     rewards, rows = [], []
     engine, model = scorer()

@@ -1,4 +1,4 @@
-"""The scheduler on a model whose logits show any wrong slot: same steps whatever the batching."""
+"""The scheduler on a model that exposes any wrong slot: the same steps under any batching."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from tests.runtime.scheduler_support import (
 
 @pytest.fixture(scope="module")
 def reference() -> list:
-    """One tree alone, plenty of memory."""
+    """One tree, grown alone with ample memory."""
     return Grower(scheduler()[0]).grow({"tree3": PROMPTS["tree3"]}, 3, 6)["tree3"]
 
 
 def test_steps_are_what_naive_decoding_samples(reference: list) -> None:
-    """Sharing and batching change nothing: every step equals the one drawn alone from nothing."""
+    """With sharing and batching every step equals the one drawn alone without a cache."""
     assert len(reference) > 12
     for branch, step in reference:
         assert step == naive_step(branch, SAMPLING)
@@ -52,10 +52,10 @@ def test_steps_are_what_naive_decoding_samples(reference: list) -> None:
 def test_steps_do_not_depend_on_company_places_or_memory(
     reference: list, batch_limit: int, kv_tokens: int, kv_policy: KvPolicy
 ) -> None:
-    """Beside seven other trees, one or many at once, with evictions and preemptions: equal."""
+    """A tree is equal beside seven others, at any batch size, with evictions and preemptions."""
     engine, model = scheduler(batch_limit=batch_limit, kv_tokens=kv_tokens, kv_policy=kv_policy)
-    grown = Grower(engine).grow(PROMPTS, 3, 6)
-    assert grown["tree3"] == reference
+    trees = Grower(engine).grow(PROMPTS, 3, 6)
+    assert trees["tree3"] == reference
     engine.cache.check()
     assert model.largest <= batch_limit
     small = kv_tokens < 4000
@@ -66,7 +66,7 @@ def test_steps_do_not_depend_on_company_places_or_memory(
 
 
 def test_a_warm_cache_changes_nothing_but_the_work(reference: list) -> None:
-    """The second tree on the same prompt is equal, and computes one prompt token instead of all."""
+    """A second tree on a cached prompt is equal and computes one prompt token instead of all."""
     engine, _ = scheduler()
     grower = Grower(engine)
     cold = grower.grow({"tree3": PROMPTS["tree3"]}, 3, 6)["tree3"]
@@ -84,9 +84,9 @@ def test_a_warm_cache_changes_nothing_but_the_work(reference: list) -> None:
 @pytest.mark.promise("Forks copy nothing")
 @pytest.mark.parametrize("dedup", [False, True])
 def test_forks_copy_nothing(dedup: bool) -> None:
-    """Sixteen children of one prefix: it is computed once, held once, and so is what they share.
+    """Sixteen children compute and hold their prefix and common tokens once.
 
-    In dedup what they draw alike is computed once too. Nothing is held of replies that have ended.
+    With dedup equal draws are computed once too. Ended replies hold nothing.
     """
     engine, model = scheduler(dedup=dedup)
     prompt = PROMPTS["tree5"]
@@ -94,9 +94,9 @@ def test_forks_copy_nothing(dedup: bool) -> None:
     assert any(step.finish is Finish.END for step in steps)
     computed = [(*prompt, *s.tokens[:-1]) for s in steps if s.finish is not Finish.END]
     assert engine.cache.active_tokens == unique_tokens(computed)
-    drawn = [(*prompt, *step.tokens[:-1]) for step in steps]
+    paths = [(*prompt, *step.tokens[:-1]) for step in steps]
     each = len(prompt) + sum(len(step.tokens) - 1 for step in steps)
-    assert model.rows == (unique_tokens(drawn) if dedup else each)
+    assert model.rows == (unique_tokens(paths) if dedup else each)
     account = engine.searches["oak"].counters
     assert account.prefilled_tokens == len(prompt)
     assert account.cached_tokens == 15 * len(prompt)
@@ -104,7 +104,7 @@ def test_forks_copy_nothing(dedup: bool) -> None:
 
 
 def test_pruned_steps_are_freed_at_once() -> None:
-    """After a hint the dead node's own tokens are gone, those it shares with live ones stay."""
+    """A hint frees dead nodes' own tokens at once; tokens shared with live nodes stay."""
     engine, _ = scheduler()
     prompt = PROMPTS["tree1"]
     steps = Grower(engine).round({"oak": children(prompt, 8)})["oak"]
@@ -119,7 +119,7 @@ def test_pruned_steps_are_freed_at_once() -> None:
 
 
 def test_a_branch_that_can_never_fit_is_refused_with_both_sizes() -> None:
-    """The prefix and the room are named, and nothing is left behind."""
+    """The error names the prefix and the room, and nothing stays behind."""
     engine, _ = scheduler(kv_tokens=30)
     with pytest.raises(PrefixTooLong, match=r"20 tokens and a step of up to 12 .* kv_tokens of 30"):
         engine.expand(1, "oak", children(PROMPTS["tree0"], 2), SAMPLING)
@@ -165,7 +165,7 @@ def test_bad_sampling_is_refused_by_name(sampling: Sampling, message: str) -> No
 
 
 class Scripted:
-    """Samples given tokens, whatever the logits."""
+    """A sampler that returns these tokens in order, whatever the logits."""
 
     def __init__(self, *tokens: int) -> None:
         self.tokens = list(tokens)
@@ -178,7 +178,7 @@ class Scripted:
 
 
 @pytest.mark.parametrize(
-    ("tokens", "ended", "text"),
+    ("tokens", "expected_finish", "text"),
     [
         ((1, 2, BREAK), Finish.STEP, "bc\n\n"),
         ((NEWLINE, 4, NEWLINE, NEWLINE), Finish.STEP, "\ne\n\n"),
@@ -189,19 +189,19 @@ class Scripted:
         ((BREAK,), Finish.STEP, "\n\n"),
     ],
 )
-def test_where_a_step_ends(tokens: tuple[int, ...], ended: Finish, text: str) -> None:
-    """At a stop string over any token borders, at an end token, or at the limit; stop kept."""
+def test_where_a_step_ends(tokens: tuple[int, ...], expected_finish: Finish, text: str) -> None:
+    """A step ends with a stop string over any token borders, an end token, or at the limit."""
     engine, _ = scheduler(sample=Scripted(*tokens, 0))
     engine.expand(1, "oak", [Branch(ROOT, 0, (7, 8), 0, 5, 1)], SAMPLING)
     (step,) = finish(engine)[1]
     assert step.tokens == tokens
-    assert (step.finish, step.text) == (ended, text)
+    assert (step.finish, step.text) == (expected_finish, text)
     assert step.logprob == -sum(tokens) / len(tokens)
     assert step.entropy == 0.5 * tokens[-1]
 
 
 def test_no_stop_string_means_steps_of_exactly_the_limit() -> None:
-    """With nothing to stop at, only an end token is shorter."""
+    """Without stop strings only an end token makes a step shorter than the limit."""
     engine, _ = scheduler()
     branches = children(PROMPTS["tree0"], 20)
     engine.expand(1, "oak", branches, Sampling(stop=(), max_step_tokens=12))
@@ -211,7 +211,7 @@ def test_no_stop_string_means_steps_of_exactly_the_limit() -> None:
 
 
 def test_an_empty_round_is_answered() -> None:
-    """No branches, no steps."""
+    """A round without branches is answered with no steps."""
     engine, _ = scheduler()
     engine.expand(1, "oak", [], SAMPLING)
     assert finish(engine) == {1: []}
@@ -222,11 +222,11 @@ def test_log_probability_of_a_trajectory() -> None:
     engine, _ = scheduler()
     grower = Grower(engine)
     prompt = PROMPTS["tree2"]
-    (one,) = grower.round({"oak": children(prompt, 1)})["oak"]
-    (two,) = grower.round({"oak": children((*prompt, *one.tokens), 1, parent=1)})["oak"]
-    total = one.logprob * len(one.tokens) + two.logprob * len(two.tokens)
-    expected = total / (len(one.tokens) + len(two.tokens))
-    of = engine.steps.mean_logprob
-    assert of("oak", prompt, [one.tokens, two.tokens]) == pytest.approx(expected)
+    (first,) = grower.round({"oak": children(prompt, 1)})["oak"]
+    (second,) = grower.round({"oak": children((*prompt, *first.tokens), 1, parent=1)})["oak"]
+    total = first.logprob * len(first.tokens) + second.logprob * len(second.tokens)
+    expected = total / (len(first.tokens) + len(second.tokens))
+    mean_logprob = engine.steps.mean_logprob
+    assert mean_logprob("oak", prompt, [first.tokens, second.tokens]) == pytest.approx(expected)
     with pytest.raises(KeyError):
-        of("oak", prompt, [(1, 2, 3)])
+        mean_logprob("oak", prompt, [(1, 2, 3)])

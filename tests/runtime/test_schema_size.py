@@ -1,4 +1,4 @@
-"""Patterns whose repeats multiply are refused before anything compiles them."""
+"""Patterns whose nested repeats multiply are refused before they are compiled."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def _joined(parts: list[Pattern]) -> Pattern:
     return "".join(text for text, _ in parts), sum(size for _, size in parts)
 
 
-def _repeated(drawn: tuple[Pattern, int]) -> Pattern:
-    (text, size), times = drawn
+def _repeated(repeat: tuple[Pattern, int]) -> Pattern:
+    (text, size), times = repeat
     return f"({text}){{{times}}}", size * times
 
 
@@ -55,9 +55,9 @@ patterns = st.recursive(
 
 
 @given(patterns)
-def test_repeats_multiply(drawn: Pattern) -> None:
-    """However they are nested."""
-    pattern, size = drawn
+def test_repeats_multiply(sized_pattern: Pattern) -> None:
+    """A pattern's size is multiplied by its repeats, for any nesting."""
+    pattern, size = sized_pattern
     assert written_out(pattern) == size
     assert (
         patterns_size({"anyOf": [{"pattern": pattern}, {"patternProperties": {pattern: {}}}]})
@@ -67,7 +67,7 @@ def test_repeats_multiply(drawn: Pattern) -> None:
 
 @given(st.text(alphabet="()[]{}\\^$|*+?,a1", max_size=30))
 def test_nonsense_has_a_size(pattern: str) -> None:
-    """What is no regular expression is for others to refuse."""
+    """Any string has a size; invalid patterns are refused elsewhere."""
     assert written_out(pattern) >= 0
 
 

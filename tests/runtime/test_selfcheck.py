@@ -7,7 +7,7 @@ from runtime.embedded.model.selfcheck import Inexact, largest_agreeing
 
 
 def results(bits: dict[int, list[float]]):
-    """A fake machine: what each size computes, one number a repetition."""
+    """A fake machine: by size, the numbers that its repetitions compute."""
     return lambda size: iter([[torch.tensor([value]) for value in bits[size]]])
 
 
@@ -19,17 +19,17 @@ def test_the_largest_group_of_equal_sizes_stays():
 
 @pytest.mark.promise("Tile sizes that do not agree bit for bit on this machine are not used")
 def test_a_size_that_does_not_repeat_itself_is_left_out():
-    """Size 64 depends on its place or on the threads, though its first result agrees."""
+    """Size 64 gives other bits on repetition, so it is left out though its first result agrees."""
     bits = {64: [1.5, 1.0], 16: [1.5, 1.5], 4: [1.5, 1.5]}
     assert largest_agreeing((64, 16, 4), results(bits)) == (16, 4)
 
 
 def test_on_a_tie_the_larger_sizes_win():
-    """Two groups of one size each: the first, larger one."""
+    """Of two groups with one size each the larger size is kept."""
     assert largest_agreeing((64, 16), results({64: [1.0], 16: [2.0]})) == (64,)
 
 
 def test_a_machine_without_any_exact_size_is_refused():
-    """Exact arithmetic is never claimed where it was not seen."""
+    """If no size repeats its own bits, exact arithmetic is refused."""
     with pytest.raises(Inexact, match="exact: on"):
         largest_agreeing((64, 16), results({64: [1.0, 2.0], 16: [1.0, 2.0]}))

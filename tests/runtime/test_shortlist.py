@@ -1,4 +1,4 @@
-"""What is told from few tokens is what the whole vocabulary tells, to the last bit."""
+"""Draws from a shortlist of tokens equal draws from the whole vocabulary, to the last bit."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ MASSES = [1e-300, 1e-6, 0.3, 0.9, 0.95, 0.999999, 1 - 2**-53, 1.0]
 def by_definition(
     logits: NDArray[np.float32], seed: int, position: int, heat: float, mass: float
 ) -> tuple[int, float, float]:
-    """Token, log-probability and entropy, everything computed for every token."""
+    """Token, log-probability and entropy, computed over all tokens."""
     x = logits.astype(np.float64)
     x -= x.max()
     weight = np.exp(x)
@@ -57,16 +57,16 @@ def by_definition(
         weight = np.exp(scores - scores.max())
         falling = np.argsort(-weight, kind="stable")
         before = np.cumsum(weight[falling]) - weight[falling]
-        kept = np.ones(len(x), bool)
-        kept[falling] = (mass == 1) | (before < mass * weight.sum())
+        in_nucleus = np.ones(len(x), bool)
+        in_nucleus[falling] = (mass == 1) | (before < mass * weight.sum())
         noisy = scores + gumbel([seed], [position], len(x))[0]
-        token = int(np.where(kept, noisy, -np.inf).argmax())
+        token = int(np.where(in_nucleus, noisy, -np.inf).argmax())
     return token, logprobs[token], entropy
 
 
 @pytest.fixture(params=KERNELS, scope="module")
 def _kernel(request: pytest.FixtureRequest) -> Iterator[None]:
-    """With the compiled library and without."""
+    """Run with the compiled library and without."""
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "torch":
             patch.setattr(module, "shortlist", lambda: None)
@@ -90,22 +90,22 @@ def _kernel(request: pytest.FixtureRequest) -> Iterator[None]:
 @example(0, 5000, [("as models have them", 0.7, 0.2)] * 8)
 @example(0, 5000, [("what float64 cannot tell apart", 1.0, mass) for mass in MASSES])
 def test_draws_are_those_of_the_whole_vocabulary(
-    case: int, vocab: int, each: list[tuple[str, float, float]]
+    case: int, vocab: int, specs: list[tuple[str, float, float]]
 ) -> None:
-    """Rows of all kinds in one call, some drawn from twice; nuclei of all sizes, hot and cold."""
+    """One call with rows of all kinds, some drawn twice, at all temperatures and top-p values."""
     dice = np.random.default_rng(case)
     with np.errstate(over="ignore"):
-        logits = np.stack([KINDS[kind](dice, vocab) for kind, *_ in each]).astype(np.float32)
-    rows = np.append(np.arange(len(each)), dice.integers(0, len(each), 3))
+        logits = np.stack([KINDS[kind](dice, vocab) for kind, *_ in specs]).astype(np.float32)
+    rows = np.append(np.arange(len(specs)), dice.integers(0, len(specs), 3))
     seeds = dice.integers(0, 2**64, len(rows), dtype=np.uint64)
     positions = dice.integers(0, 2**32, len(rows))
-    heat, mass = (np.array([one[i] for one in each])[rows] for i in (1, 2))
-    found = sample(logits, seeds, positions, heat, mass, rows)
+    heat, mass = (np.array([spec[i] for spec in specs])[rows] for i in (1, 2))
+    draws = sample(logits, seeds, positions, heat, mass, rows)
     for i, row in enumerate(rows):
         expected = by_definition(
             logits[row], int(seeds[i]), int(positions[i]), float(heat[i]), float(mass[i])
         )
-        assert tuple(field[i] for field in found) == expected, each[row]
+        assert tuple(field[i] for field in draws) == expected, specs[row]
 
 
 @pytest.mark.usefixtures("_kernel")
@@ -113,8 +113,8 @@ def test_draws_are_those_of_the_whole_vocabulary(
 @pytest.mark.parametrize("vocab", [1000, 3000])
 @pytest.mark.parametrize("below", [0.0, 25.0, 150.0, 720.0])
 def test_the_likeliest_has_the_extremes_of_noise(hashed: int, vocab: int, below: float) -> None:
-    """As much as it may be off by: where its own noise is the least, what is drawn may be so
-    unlikely that float32 has no number for it."""
+    """With the least noise on the likeliest token, the token drawn may be so unlikely that its
+    probability underflows in float32."""
     dice = np.random.default_rng(vocab)
     for seed in range(3):
         logits = dice.normal(-below, 20, vocab).astype(np.float32)
@@ -122,14 +122,14 @@ def test_the_likeliest_has_the_extremes_of_noise(hashed: int, vocab: int, below:
         logits[0] = 0
         position = position_for(hashed, seed)
         for mass in (1.0, 0.9):
-            found = sample(logits[None], [seed], [position], 1.0, mass)
+            draws = sample(logits[None], [seed], [position], 1.0, mass)
             expected = by_definition(logits, seed, position, 1.0, mass)
-            assert tuple(field[0] for field in found) == expected
+            assert tuple(field[0] for field in draws) == expected
 
 
 @pytest.mark.usefixtures("_kernel")
 def test_one_of_many_unlikely_tokens_wins() -> None:
-    """Where the likeliest has the least noise there is, and float32 has one number for the rest."""
+    """The likeliest token has the least possible noise, and the others' weights underflow."""
     for seed in range(20):
         logits, position = np.full(900, -200, np.float32), position_for(0, seed)
         logits[0], logits[800] = 0, -100
@@ -139,39 +139,39 @@ def test_one_of_many_unlikely_tokens_wins() -> None:
 @pytest.mark.usefixtures("_kernel")
 @pytest.mark.parametrize("heat", [0.05, 0.7, 1.0, 20.0])
 def test_the_nearest_of_two(heat: float) -> None:
-    """An unlikely token that with its noise comes to what the likely one comes to, but for a few
-    last bits of its logit."""
+    """With noise an unlikely token's score equals the likely one's but for the last bits of its
+    logit."""
     for below in [*range(4), *range(10, 2000, 70)]:
         position = position_for(MASK - below, seed=below)
-        own, other = gumbel([below], [position], 2)[0]
-        logits = np.array([[heat * (other - own), 0]], np.float32)
+        first_noise, second_noise = gumbel([below], [position], 2)[0]
+        logits = np.array([[heat * (second_noise - first_noise), 0]], np.float32)
         for towards in (-np.inf, 0):
             for _ in range(3):
-                found = sample(logits, [below], [position], heat)
+                draws = sample(logits, [below], [position], heat)
                 expected = by_definition(logits[0], below, position, heat, 1.0)
-                assert found.tokens[0] == expected[0]
+                assert draws.tokens[0] == expected[0]
                 logits[0, 0] = np.nextafter(logits[0, 0], np.float32(towards))
 
 
 @pytest.mark.usefixtures("_kernel")
 @pytest.mark.parametrize("heat", [0.7, 1.0])
 def test_the_last_of_a_nucleus(heat: float) -> None:
-    """What wins of all is the last in the nucleus, or the first that is not, by a hair."""
+    """The overall winner is just inside or just outside the nucleus."""
     dice = np.random.default_rng(1)
     logits = dice.normal(0, 2, (60, 500)).astype(np.float32)
-    for row, own in enumerate(logits):
-        first = by_definition(own, row, row, heat, 1.0)[0]
-        weight = np.exp((own.astype(np.float64) - own.max()) / heat)
-        before = weight[own > own[first]].sum() / weight.sum()
+    for row, row_logits in enumerate(logits):
+        first = by_definition(row_logits, row, row, heat, 1.0)[0]
+        weight = np.exp((row_logits.astype(np.float64) - row_logits.max()) / heat)
+        before = weight[row_logits > row_logits[first]].sum() / weight.sum()
         for off in (-1e-6, -1e-8, -2e-16, 0, 2e-16, 1e-8, 1e-6):
             mass = max(before * (1 + off), 1e-9)
-            found = sample(own[None], [row], [row], heat, mass)
-            assert found.tokens[0] == by_definition(own, row, row, heat, mass)[0]
+            draws = sample(row_logits[None], [row], [row], heat, mass)
+            assert draws.tokens[0] == by_definition(row_logits, row, row, heat, mass)[0]
 
 
 @pytest.mark.parametrize("heat", [1e-308, 1e-100, 1e-17])
 def test_the_coldest_draw_of_a_large_vocabulary(heat: float) -> None:
-    """Noise is nothing beside such scores, and what is likeliest has to come out all the same."""
+    """At such low temperatures noise does not matter, and the likeliest token is drawn."""
     logits = np.random.default_rng(0).normal(0, 3, (3, 70_000)).astype(np.float32)
     for mass in (0.9, 1.0):
         sampled = sample(logits, [1, 2, 3], [5, 5, 5], heat, mass)
@@ -182,7 +182,7 @@ def test_the_coldest_draw_of_a_large_vocabulary(heat: float) -> None:
 @pytest.mark.parametrize("mass", [0.3, 0.95, 1.0])
 @pytest.mark.parametrize("heat", [0.7, 1.0])
 def test_hardly_anything_is_left_untold(mass: float, heat: float) -> None:
-    """Of logits as models have them."""
+    """For realistic logits the shortlist finds every draw; at very low temperatures none."""
     dice = np.random.default_rng(0)
     logits = dice.normal(0, 3, (40, 20_000)).astype(np.float32)
     each, most = np.arange(40), logits.max(-1).astype(np.float64)
@@ -195,11 +195,11 @@ def test_hardly_anything_is_left_untold(mass: float, heat: float) -> None:
 
 @built
 def test_too_many_that_may_win_are_left_untold() -> None:
-    """By hand: of equals within a nucleus each may win that reaches as much as the first."""
-    one, vocab = np.zeros(1), 10 * ROOM
+    """With more equal candidates in a nucleus than fit the shortlist no draw is given (-1)."""
+    row, vocab = np.zeros(1), 10 * ROOM
     seed, position = 1, position_for(1, 1)
     seeds = np.array([seed], np.uint64)
-    draws = Draws(*2 * [one.astype(int)], one, one, one + 1, one + 0.9, seeds, np.array([position]))
+    draws = Draws(*2 * [row.astype(int)], row, row, row + 1, row + 0.9, seeds, np.array([position]))
     assert shortlist_samples(np.zeros((1, vocab), np.float32), draws).tolist() == [-1]
 
 
@@ -215,7 +215,7 @@ def test_logits_that_are_not_finite_are_an_error(broken: float) -> None:
 def test_what_draws_wrongly_is_not_used(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Said once, and all is computed instead."""
+    """A library with wrong draws is not used, with one warning."""
     right = Shortlist.within
     monkeypatch.setattr(Shortlist, "within", lambda *call: right(*call)[::-1])
     shortlist.cache_clear()

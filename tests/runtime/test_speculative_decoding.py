@@ -1,4 +1,4 @@
-"""Drafts change time, never a step: whatever the draft says, however its proposals are checked."""
+"""Drafts change time but no step, whatever the draft proposes and however it is verified."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ from tests.runtime.scheduler_support import (
 
 
 class Likeness(HashModel):
-    """Says what the hash model says, but for one logit row in ``wrong`` something else."""
+    """The hash model with one logit row in ``wrong`` reversed."""
 
     def __init__(self, wrong: int) -> None:
         super().__init__()
         self._wrong = wrong
 
     def run(self, spans: Sequence[Span], store: np.ndarray) -> torch.Tensor:
-        """Logits as asked, some of them turned round."""
+        """The hash model's logits, some rows reversed."""
         logits = super().run(spans, store)
         turned = (logits[:, 0] * 2**20).long() % self._wrong == 0
         logits[turned] = logits[turned].flip(-1)
@@ -49,11 +49,11 @@ class Likeness(HashModel):
 
 
 def drafted(wrong: int = 4, **changes: Any) -> tuple[Scheduler, Likeness, HashModel]:
-    """A scheduler with a draft that is wrong once in so many tokens; ``changes``: of the
-    options."""
+    """A scheduler, its draft (wrong in one of ``wrong`` rows) and its model; ``changes``: fields of
+    the options."""
     draft, ticks = Likeness(wrong), count()
-    given = {"draft": "scheduled", "draft_model": "likeness", "draft_tokens": 3} | changes
-    options = replace(OPTIONS, **given)
+    all_changes = {"draft": "scheduled", "draft_model": "likeness", "draft_tokens": 3} | changes
+    options = replace(OPTIONS, **all_changes)
     draft_length = DraftLength(options.draft_tokens, options.k_config)
     draft_model = DraftModel(
         options,
@@ -66,8 +66,8 @@ def drafted(wrong: int = 4, **changes: Any) -> tuple[Scheduler, Likeness, HashMo
     speculation = SpeculativeDecoder(
         options, draft_model, draft_length, clock=lambda: float(next(ticks))
     )
-    made, model = scheduler(speculation=speculation, **given)
-    return made, draft, model
+    engine, model = scheduler(speculation=speculation, **all_changes)
+    return engine, draft, model
 
 
 @pytest.mark.promise(
@@ -93,11 +93,11 @@ def drafted(wrong: int = 4, **changes: Any) -> tuple[Scheduler, Likeness, HashMo
     ids=str,
 )
 def test_steps_are_what_naive_decoding_samples(settings: dict, dedup: bool) -> None:
-    """Serial or scheduled, a good draft or a bad one, little memory or much: every step is the one
-    drawn alone from nothing, log-probability and entropy included, and the accounting is right."""
+    """In any mode, with any draft and memory, every step is the one drawn alone, including its
+    log-probability and entropy, and the accounting is right."""
     engine, *_ = drafted(**settings, dedup=dedup)
-    grown = Grower(engine).grow({name: PROMPTS[name] for name in ("tree3", "tree5")}, 2, 3)
-    for branch, step in (pair for pairs in grown.values() for pair in pairs):
+    steps_by_tree = Grower(engine).grow({name: PROMPTS[name] for name in ("tree3", "tree5")}, 2, 3)
+    for branch, step in (pair for pairs in steps_by_tree.values() for pair in pairs):
         assert step == naive_step(branch, SAMPLING)
     engine.check()
     totals = engine.totals()
@@ -118,14 +118,14 @@ def test_steps_are_what_naive_decoding_samples(settings: dict, dedup: bool) -> N
     ids=str,
 )
 def test_penalties_follow_from_a_branchs_own_path(settings: dict, dedup: bool) -> None:
-    """Whatever is drafted, shared or computed again; a good draft is still right every time, as it
-    draws by the same parameters."""
+    """Penalties hold with drafts, sharing and recomputation; a perfect draft stays perfect, because
+    it draws by the same parameters."""
     params = LogitsParams(5, 0.01, ((3, 0.5),), 2, 1.2, 0.3, 0.4)
     sampling = replace(SAMPLING, logits=params, prompt_tokens=20)
     engine, *_ = drafted(**settings, dedup=dedup)
     trees = {name: PROMPTS[name] for name in ("tree3", "tree5")}
-    grown = Grower(engine, sampling=sampling).grow(trees, 2, 3)
-    pairs = [pair for pairs in grown.values() for pair in pairs]
+    steps_by_tree = Grower(engine, sampling=sampling).grow(trees, 2, 3)
+    pairs = [pair for pairs in steps_by_tree.values() for pair in pairs]
     for branch, step in pairs:
         assert step == naive_step(branch, sampling)
     assert any(step.tokens != naive_step(branch, SAMPLING).tokens for branch, step in pairs)
@@ -136,8 +136,8 @@ def test_penalties_follow_from_a_branchs_own_path(settings: dict, dedup: bool) -
 
 
 def test_a_draft_that_is_always_right_saves_passes() -> None:
-    """Seven right drafts and the draw after them: eight tokens a pass. Of a step of n tokens the
-    first comes from the prefix's pass; its last one is never proposed."""
+    """Seven accepted drafts and the draw after them give eight tokens a pass. A step's first token
+    comes from the prefix's pass, and its last one is never proposed."""
     engine, *_ = drafted(wrong=10**9, draft_tokens=7, dedup=False)
     steps = Grower(engine).round({"oak": children(PROMPTS["tree5"], 6)})["oak"]
     totals = engine.totals()
@@ -148,7 +148,7 @@ def test_a_draft_that_is_always_right_saves_passes() -> None:
 
 @pytest.mark.promise("n drafts do not cost n prompts")
 def test_drafts_share_their_prompt() -> None:
-    """Sixteen drafts of one prompt: the draft model reads it once, and their next steps find it."""
+    """The draft model reads the prompt of sixteen drafts once; later steps find it cached."""
     engine, draft, _ = drafted(wrong=10**9, draft_tokens=2)
     prompt = PROMPTS["tree5"]
     grower = Grower(engine)
@@ -161,8 +161,8 @@ def test_drafts_share_their_prompt() -> None:
 
 
 def test_candidates_are_the_first_under_the_noise() -> None:
-    """(2, 2, 1) after one token: two, each followed by two, each followed by one. A draft that is
-    right says first what is drawn; the others are forks beside it."""
+    """(2, 2, 1) proposes two tokens, two after each and one after each of those. A perfect draft's
+    first candidates are the tokens drawn; the others are forks."""
     engine, *_ = drafted(wrong=10**9, k_config=(2, 2, 1))
     assert engine.speculation is not None
     engine.expand(1, "oak", children(PROMPTS["tree5"], 1), SAMPLING)
@@ -170,9 +170,9 @@ def test_candidates_are_the_first_under_the_noise() -> None:
         engine.step()
     (run,) = (work for work in engine.batch.sequences if isinstance(work, BranchSequence))
     drafts = engine.speculation.draft_model.propose({run: (2, 2, 1)})[run]
-    wanted = naive_step(run.branch, SAMPLING).tokens
-    drawn = len(run.output)
-    assert tuple(drafts.tokens) == wanted[drawn : drawn + 3]
+    expected = naive_step(run.branch, SAMPLING).tokens
+    start = len(run.output)
+    assert tuple(drafts.tokens) == expected[start : start + 3]
     assert [(child.at, len(child.tokens)) for child in drafts.children] == [(0, 3), (1, 2), (1, 2)]
     assert drafts.count == 2 + 4 + 4
     firsts = [token for token, _ in drafts.at(None, 0)]
@@ -190,19 +190,19 @@ def test_candidates_are_the_first_under_the_noise() -> None:
 
 
 def test_two_candidates_are_right_more_often() -> None:
-    """A draft whose first guess is wrong every other time has the draw among its two candidates
-    no less often, and takes fewer passes."""
+    """For a draft that is wrong every other time two candidates have no lower acceptance and no
+    more passes than one."""
     alone, both = (drafted(wrong=2, k_config=k_config)[0] for k_config in ((), (2, 2, 1)))
     for engine in (alone, both):
         Grower(engine).round({"oak": children(PROMPTS["tree2"], 24)})
-    one, two = alone.totals(), both.totals()
-    assert two.accepted_tokens / two.tested_tokens >= one.accepted_tokens / one.tested_tokens
-    assert two.target_passes <= one.target_passes
+    lone, pair = alone.totals(), both.totals()
+    assert pair.accepted_tokens / pair.tested_tokens >= lone.accepted_tokens / lone.tested_tokens
+    assert pair.target_passes <= lone.target_passes
 
 
 @pytest.mark.parametrize(("mode", "verify_batch"), [("serial", 0), ("scheduled", 1)])
 def test_one_is_checked_at_a_time(mode: str, verify_batch: int) -> None:
-    """The paper's two ways: one branch from start to end, or all in turn; never two in a pass."""
+    """The paper's two modes verify one branch to its end, or all in turn, never two in a pass."""
     engine, draft, model = drafted(draft=mode, verify_batch=verify_batch)
     Grower(engine).round({"oak": children(PROMPTS["tree1"], 5)})
     assert model.largest == 1
@@ -211,7 +211,7 @@ def test_one_is_checked_at_a_time(mode: str, verify_batch: int) -> None:
 
 @pytest.mark.parametrize("passes", [1, 3, 5])
 def test_an_abort_amid_drafts_frees_everything(passes: int) -> None:
-    """Wherever it comes: only prompts stay cached, in the draft's cache too."""
+    """After an abort at any point no KV is active, in the draft's cache either; others go on."""
     engine, *_ = drafted(verify_batch=2)
     engine.expand(1, "oak", children(PROMPTS["tree1"], 5), SAMPLING)
     engine.expand(2, "elm", children(PROMPTS["tree2"], 3), SAMPLING)
@@ -232,11 +232,11 @@ def test_an_abort_amid_drafts_frees_everything(passes: int) -> None:
 
 
 class TestDraftLength:
-    """How far to draft."""
+    """The choice of the draft length."""
 
     @staticmethod
     def measured(draft_seconds: float, acceptance: float) -> DraftLength:
-        """Passes that take 10 and ``draft_seconds`` whatever their rows, up to a hundred rows."""
+        """Fed with target passes of 10 s, draft passes of ``draft_seconds``, and ``acceptance``."""
         draft_length = DraftLength()
         for rows in (1, 8, 64, 100) * 10:
             draft_length.target.add(rows, 10.0)
@@ -254,7 +254,7 @@ class TestDraftLength:
         assert draft_length.plan(1, 1, 1)[0] in (5, 6, 7)
 
     def test_a_dear_or_a_wrong_draft_pauses(self) -> None:
-        """Nothing is drafted but for a trial now and then, which get rarer."""
+        """An expensive or a bad draft is only tried now and then, ever more rarely."""
         for draft_length in (self.measured(9.0, 0.8), self.measured(1.0, 0.02)):
             plans = [draft_length.plan(8, 8, 8) for _ in range(500)]
             trials = [i for i, plan in enumerate(plans) if plan != (0, 0)]
@@ -263,28 +263,28 @@ class TestDraftLength:
             assert draft_length.pauses == 1
 
     def test_a_step_that_ends_takes_no_more_drafts(self) -> None:
-        """Steps of ten tokens: the guess after the next is of use in 0.9 x 0.8 of all passes."""
+        """With steps of ten tokens each further guess is useful in 0.9 x 0.8 of all passes."""
         draft_length = self.measured(1.0, 0.8)
         for _ in range(200):
             draft_length.note_verified(10, 10, 8, ended=True)
         assert draft_length.yields()[2] == pytest.approx(1 + 0.72 + 0.72**2, abs=0.03)
 
     @staticmethod
-    def rounds(draft_length: DraftLength, kept: float, number: int) -> list[tuple[int, int]]:
-        """The plans of so many rounds of 8 branches, of which the drafted ones take 1/``kept``
-        times as long as promised: a pass of 10 seconds, and one for each drafted token."""
+    def rounds(draft_length: DraftLength, share: float, number: int) -> list[tuple[int, int]]:
+        """The plans of ``number`` rounds of 8 branches; drafted rounds take 1/``share`` times the
+        promised time of 10 seconds for a pass and one for each drafted token."""
         plans = []
         for _ in range(number):
             length, branches = draft_length.plan(8, 8, 8)
             plans.append((length, branches))
             promised = 8 * draft_length.yields()[length], 10.0 + 1.0 * length
-            draft_length.note_round(round(promised[0]), promised[1] / (kept if length else 1.0))
+            draft_length.note_round(round(promised[0]), promised[1] / (share if length else 1.0))
         return plans
 
     def test_a_promise_that_is_not_kept_pauses(self) -> None:
-        """2.46 times plain decoding is promised. If a quarter of that comes of it, drafting is over
-        within four rounds; after a pause of 64 and a trial it is believed anew, and the next pause
-        is twice as long."""
+        """A speed-up of 2.46 is promised. If a quarter of it is reached, drafting pauses after four
+        rounds; after 64 rounds and a trial it starts again, and the next pause is twice as
+        long."""
         plans = self.rounds(self.measured(1.0, 0.8), 0.25, 210)
         drafted = [i for i, (_, branches) in enumerate(plans) if branches == 8]
         trials = [i for i, (_, branches) in enumerate(plans) if branches == 4]
@@ -292,9 +292,9 @@ class TestDraftLength:
         assert drafted == [*range(4), *range(68, 72), *range(200, 204)]
 
     def test_a_promise_that_is_kept_by_and_large_holds(self) -> None:
-        """Drafting that wins goes on, even if it wins less than was promised."""
-        for kept in (0.7, 1.0, 1.3):
-            plans = self.rounds(self.measured(1.0, 0.8), kept, 100)
+        """Drafting that is faster than plain decoding goes on, even if slower than promised."""
+        for share in (0.7, 1.0, 1.3):
+            plans = self.rounds(self.measured(1.0, 0.8), share, 100)
             assert all(branches == 8 for _, branches in plans)
 
     def test_a_stray_round_costs_little_trust(self) -> None:
@@ -307,9 +307,9 @@ class TestDraftLength:
         assert 0.7 < trust.value < 0.9
 
     def test_who_follows_counts_too(self) -> None:
-        """A branch takes 0.8 of its drafts, the two that follow it a half: at length 2 a pass
-        gives it 1 + 0.8 + 0.64 = 2.44 tokens and them 1.75 each. Where those who follow take next
-        to nothing, and are many, nothing is drafted."""
+        """A branch accepts 0.8 of its drafts, its two followers a half: at length 2 a pass gives
+        it 1 + 0.8 + 0.64 = 2.44 tokens and them 1.75 each. With many followers that accept
+        nearly nothing, nothing is drafted."""
         draft_length = self.measured(4.0, 0.8)
         for _ in range(100):
             draft_length.followers.test(100, 50)
@@ -323,20 +323,20 @@ class TestDraftLength:
         assert draft_length.plan(1, 1, 1, followers=15.0) == (0, 0)
 
     def test_it_hears_of_those_who_follow(self) -> None:
-        """Of two drafts, both right: who follows to the end has taken two, who parts at the second
-        one of two, who parts at the first none of one. The draw after the drafts is no test."""
+        """Of two accepted drafts a follower to the end counts 2 of 2, one that parts at the second
+        1 of 2, at the first 0 of 1. The draw after the drafts is not counted."""
         speculation, share = drafted()[0].speculation, AcceptanceRate()
         assert speculation is not None
-        taken = VerifiedTokens((7, 8, 9), (0, 1, 2), None, DraftTree([7, 8]), tested=2, accepted=2)
+        passed = VerifiedTokens((7, 8, 9), (0, 1, 2), None, DraftTree([7, 8]), tested=2, accepted=2)
         speculation.note_followers(
-            taken, FollowerTokens(counts=[3, 3, 2, 1], matching=[3, 2, 1, 0])
+            passed, FollowerTokens(counts=[3, 3, 2, 1], matching=[3, 2, 1, 0])
         )
         for tested, right in ((2, 2), (2, 2), (2, 1), (1, 0)):
             share.test(tested, right)
         assert speculation.draft_length.followers.value == share.value
 
     def test_many_rows_cost(self) -> None:
-        """Where a pass costs by the row, plain decoding of many branches is as good as it gets."""
+        """If a pass costs in proportion to its rows, many branches are decoded without drafts."""
         draft_length = DraftLength()
         for rows in (1, 16, 64, 256) * 10:
             draft_length.target.add(rows, 1.0 * rows)
@@ -344,7 +344,7 @@ class TestDraftLength:
         assert draft_length.plan(64, 64, 64) == (0, 0)
 
     def test_a_stray_measurement_counts_little(self) -> None:
-        """A pass that took a thousand times as long moves the line by a few percent."""
+        """A pass that took a thousand times as long changes the estimate by less than a third."""
         draft_length = self.measured(1.0, 0.8)
         draft_length.target.add(8, 10_000.0)
         assert draft_length.target.at(8) < 13.0

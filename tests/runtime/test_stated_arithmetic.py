@@ -1,4 +1,4 @@
-"""The bundled verifier: what a step states is right, wrong, or not for it to say."""
+"""The bundled verifier: arithmetic that a step states is right, wrong, or not judged."""
 
 from __future__ import annotations
 
@@ -79,24 +79,24 @@ UNSAID = [
 
 @pytest.mark.parametrize("step", RIGHT)
 def test_what_is_right(step: str) -> None:
-    """As models write it: prose, lists, money, LaTeX."""
+    """Right equations in the forms that models write: prose, lists, money, LaTeX."""
     assert not states_a_wrong_one(step)
 
 
 @pytest.mark.parametrize("step", WRONG)
 def test_what_is_wrong(step: str) -> None:
-    """The same with another number; each ``=`` is read as it stands."""
+    """Wrong equations in the same forms; every ``=`` is checked."""
     assert states_a_wrong_one(step)
 
 
 @pytest.mark.parametrize("step", UNSAID)
 def test_what_it_does_not_judge(step: str) -> None:
-    """No arithmetic, or what may well mean something else than numbers alone."""
+    """Text without arithmetic, or that may mean something else, is not judged."""
     assert not states_a_wrong_one(step)
 
 
 def test_the_last_step_of_each_path_is_judged() -> None:
-    """As every verifier is asked: a list of questions and steps, a number each."""
+    """A verifier gets a list of questions and steps, and gives a number for each last step."""
     batch = [
         {"question": "?", "steps": ["9 / 4 = 3", "30 - 6 = 24"]},
         {"question": "?", "steps": ["30 - 6 = 24", "9 / 4 = 3"]},
@@ -107,7 +107,7 @@ def test_the_last_step_of_each_path_is_judged() -> None:
 
 @pytest.mark.parametrize("task", ["game24", "countdown", "wordproblem", "blocksworld"])
 def test_nothing_is_wrong_with_right_solutions(task: str) -> None:
-    """Of the bundled tasks."""
+    """Correct solutions of the bundled tasks state nothing wrong."""
     rng = random.Random(7)
     for question in TASKS[task].questions("train", limit=40):
         steps = TASKS[task].solve(question, rng)
@@ -123,7 +123,7 @@ leaves = st.one_of(
 def joined(
     sign: str, left: tuple[str, Fraction], right: tuple[str, Fraction]
 ) -> tuple[str, Fraction]:
-    """An expression and its value; what cannot be divided is multiplied."""
+    """An expression and its value; a division by zero becomes a product."""
     (a, x), (b, y) = left, right
     if sign == "/" and not y:
         sign = "*"
@@ -133,22 +133,22 @@ def joined(
 
 expressions = st.recursive(
     leaves, lambda inner: st.builds(joined, st.sampled_from("+-*/"), inner, inner), max_leaves=8
-).filter(lambda made: made[0].startswith("("))
+).filter(lambda expression: expression[0].startswith("("))
 
 
 @given(expressions, st.fractions(max_denominator=50).filter(bool))
-def test_equality_is_exact(made: tuple[str, Fraction], error: Fraction) -> None:
-    """The value is right, any other one is wrong."""
-    text, value = made
-    other = value + error
+def test_equality_is_exact(expression: tuple[str, Fraction], error: Fraction) -> None:
+    """The exact value is right and any other one is wrong."""
+    text, value = expression
+    wrong = value + error
     assert not states_a_wrong_one(f"{text} = {value.numerator} / {value.denominator}")
-    assert states_a_wrong_one(f"{text} = {other.numerator} / {other.denominator}")
-    assert states_a_wrong_one(f"So: {other.numerator}/{other.denominator} = {text}, we know")
+    assert states_a_wrong_one(f"{text} = {wrong.numerator} / {wrong.denominator}")
+    assert states_a_wrong_one(f"So: {wrong.numerator}/{wrong.denominator} = {text}, we know")
 
 
 @given(st.text(st.sampled_from("0123456789.,:+-*/^x=()[]{}\\$% \nabfrctext√−×") | st.characters()))
 def test_any_text_has_a_verdict(text: str) -> None:
-    """Nothing is raised, whatever is written."""
+    """Any text gets a verdict, and without ``=`` it is 1.0."""
     assert verify([{"question": "", "steps": [text]}])[0] in (0.0, 1.0)
     assert verify([{"question": "", "steps": [text.replace("=", "")]}]) == [1.0]
 
@@ -177,5 +177,5 @@ def test_any_text_has_a_verdict(text: str) -> None:
     ids=lambda text: text[:12],
 )
 def test_monstrous_steps_are_left_alone(text: str) -> None:
-    """What could take long is not computed: no number, power or nesting is large enough."""
+    """Huge numbers, powers and nestings are not computed, so no step takes long."""
     assert not states_a_wrong_one(text)

@@ -17,19 +17,19 @@ STOPS = st.lists(st.text("ab\n€", min_size=1, max_size=6), max_size=4).map(tup
 def test_a_stop_is_found_with_the_token_that_completes_it(
     pieces: list[bytes], stops: tuple[str, ...], data: st.DataObject
 ) -> None:
-    """Exactly where a stop string ends within the bytes that the token added."""
+    """A stop is found exactly if a stop string ends within the bytes that the last token added."""
     finder = StopStringTables(pieces).of(stops)
     tokens = data.draw(st.lists(st.integers(0, len(pieces) - 1), min_size=1, max_size=12))
-    for drawn in range(1, len(tokens) + 1):
-        before = b"".join(pieces[token] for token in tokens[: drawn - 1])
-        text = before + pieces[tokens[drawn - 1]]
+    for count in range(1, len(tokens) + 1):
+        before = b"".join(pieces[token] for token in tokens[: count - 1])
+        text = before + pieces[tokens[count - 1]]
         ends = range(len(before) + 1, len(text) + 1)
         expected = any(text[:end].endswith(stop.encode()) for end in ends for stop in stops)
-        assert finder.ended(tokens[:drawn]) == expected
+        assert finder.ended(tokens[:count]) == expected
 
 
 def test_long_stops_cost_what_their_length_costs() -> None:
-    """A hundred times the longest that a client may send, and a vocabulary of real size."""
+    """Tables for stops 100 times the longest that clients may send take less than 1 s."""
     letters = [chr(ord("a") + i).encode() for i in range(26)]
     pieces = [a + b + c + d for a in letters for b in letters for c in letters for d in letters[:8]]
     tables = StopStringTables([*pieces, *letters])
@@ -40,7 +40,7 @@ def test_long_stops_cost_what_their_length_costs() -> None:
 
 
 def test_the_tables_used_last_are_kept() -> None:
-    """As many as there is room for; who uses one that goes keeps it, and it finds as before."""
+    """Tables used last are kept within ``most``, or one larger one; evicted ones still work."""
     tables = StopStringTables([b"a", b"b"], most=10)
     first = tables.of(("a",))
     assert tables.of(("a",)) is first

@@ -1,4 +1,4 @@
-"""What is started does not outlive who started it, whatever ends that one."""
+"""Started processes do not outlive their starter, however that one ends."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ if os.fork() == 0:
     os._exit(0)
 time.sleep(600)
 """
-"""A server with a child, one in a session of its own, and one whose parent has ended; none of them
-heeds SIGTERM."""
+"""A server with three children: a plain one, one in its own session, and an orphan; all ignore
+SIGTERM."""
 GENTLE = FAMILY.replace("signal.SIG_IGN", "signal.SIG_DFL")
-"""All of which do."""
+"""The same family, but all end on SIGTERM."""
 MEMBERS = 5
-"""These four, and who looks after them."""
+"""These four and their supervisor."""
 STARTER = """
 import sys, time
 from runtime.supervised_process import SupervisedProcess
@@ -46,13 +46,13 @@ time.sleep(600)
 
 @pytest.fixture
 def family() -> Iterator[MarkedProcesses]:
-    """The test's processes."""
-    with marked() as found:
-        yield found
+    """All processes that the test starts."""
+    with marked() as processes:
+        yield processes
 
 
 def starter(family: MarkedProcesses, *command: str) -> subprocess.Popen[bytes]:
-    """Who starts a family and then sleeps."""
+    """A process that starts ``command`` under a supervisor and then sleeps."""
     return subprocess.Popen(
         [sys.executable, "-c", STARTER, *command], env=family.environment, stdin=subprocess.DEVNULL
     )
@@ -61,7 +61,7 @@ def starter(family: MarkedProcesses, *command: str) -> subprocess.Popen[bytes]:
 @pytest.mark.promise("What `--launch` starts never outlives it, whatever ends it")
 @pytest.mark.timeout(60)
 def test_nothing_is_left_of_a_family_whose_starter_is_killed(family: MarkedProcesses) -> None:
-    """All of it, though none heeds SIGTERM, some have left the group or lost their parent."""
+    """All processes end, though they ignore SIGTERM, and some left the group or are orphans."""
     with starter(family, sys.executable, "-S", "-c", FAMILY) as process:
         family.wait_until(lambda count: count == 1 + MEMBERS)
         process.kill()
@@ -70,7 +70,7 @@ def test_nothing_is_left_of_a_family_whose_starter_is_killed(family: MarkedProce
 
 @pytest.mark.timeout(120)
 def test_nor_at_any_moment_of_its_start(family: MarkedProcesses) -> None:
-    """Kills at random moments, those before anything runs among them."""
+    """Kills of the starter at random moments of the start leave nothing."""
     for moment in random.Random(1).choices(range(1 + MEMBERS), k=8):
         with starter(family, sys.executable, "-S", "-c", GENTLE) as process:
             while len(family.pids()) < moment:
@@ -81,7 +81,7 @@ def test_nor_at_any_moment_of_its_start(family: MarkedProcesses) -> None:
 
 @pytest.mark.timeout(60)
 def test_who_looks_after_it_is_killed(family: MarkedProcesses) -> None:
-    """The command is killed with it, and ``end`` ends the group."""
+    """If the supervisor is killed its command is too, and ``end`` ends the rest of the group."""
     process = SupervisedProcess(
         [sys.executable, "-S", "-c", FAMILY], env=family.environment, stdout=subprocess.DEVNULL
     )
@@ -92,15 +92,15 @@ def test_who_looks_after_it_is_killed(family: MarkedProcesses) -> None:
     assert command not in family.pids()
     process.end()
     family.wait_until(lambda count: count == 1)
-    (left,) = family.pids()
-    assert os.getsid(left) == left, "it is not in the group"
+    (survivor,) = family.pids()
+    assert os.getsid(survivor) == survivor, "it is not in the group"
 
 
 @pytest.mark.timeout(60)
 def test_who_looks_after_it_stands_still(
     family: MarkedProcesses, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is ended by force, and the group with it."""
+    """A frozen supervisor and its group are killed by ``end``."""
     monkeypatch.setattr(supervised_process, "FORCE_SECONDS", 1.0)
     monkeypatch.setattr(supervisor, "GRACE_SECONDS", 0.1)
     process = SupervisedProcess([sys.executable, "-S", "-c", GENTLE], env=family.environment)
@@ -108,8 +108,8 @@ def test_who_looks_after_it_stands_still(
     os.killpg(process.pid, signal.SIGSTOP)
     process.end()
     family.wait_until(lambda count: count == 1)
-    (left,) = family.pids()
-    assert os.getsid(left) == left
+    (survivor,) = family.pids()
+    assert os.getsid(survivor) == survivor
 
 
 @pytest.mark.timeout(60)
@@ -125,7 +125,7 @@ def test_who_looks_after_it_stands_still(
     ],
 )
 def test_it_ends_as_the_command_does(code: str, status: int, family: MarkedProcesses) -> None:
-    """And with nothing of it left."""
+    """The supervisor ends with the command's status, and no process is left."""
     process = SupervisedProcess([sys.executable, "-S", "-c", code], env=family.environment)
     assert process.wait() == status
     family.wait_until(lambda count: not count)
@@ -134,19 +134,19 @@ def test_it_ends_as_the_command_does(code: str, status: int, family: MarkedProce
 
 @pytest.mark.timeout(60)
 def test_a_command_that_cannot_be_run(tmp_path: Path) -> None:
-    """Says why and ends."""
+    """A command that cannot be run gives an error line and the status NOT_STARTED."""
     nothing = str(tmp_path / "nothing")
     process = SupervisedProcess([nothing], stderr=subprocess.PIPE)
     assert process.stderr is not None
-    with process.stderr as said:
-        assert said.read() == f"error: {nothing}: No such file or directory\n".encode()
+    with process.stderr as stderr:
+        assert stderr.read() == f"error: {nothing}: No such file or directory\n".encode()
     assert process.wait() == supervisor.NOT_STARTED
     process.end()
 
 
 @pytest.mark.timeout(60)
 def test_who_forgets_it_ends_it(family: MarkedProcesses) -> None:
-    """A starter that ends in its own time, without a word."""
+    """If the starter just exits, the processes end too."""
     code = STARTER.replace("time.sleep(600)", "")
     subprocess.run(
         [sys.executable, "-c", code, sys.executable, "-S", "-c", GENTLE],

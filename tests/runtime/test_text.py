@@ -1,4 +1,4 @@
-"""Words to ids and back: pieces of a text joined are the text, wherever it is cut."""
+"""Text to ids and back: decoded pieces join to the text, wherever it is cut."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def sentencepiece(tmp_path_factory: pytest.TempPathFactory) -> Text:
     cuts=st.lists(st.integers(0, 60), max_size=4),
 )
 def test_pieces_joined_are_the_text(byte_level: Text, text: str, cuts: list[int]) -> None:
-    """Also where a cut goes through the bytes of one character; special tokens are no text."""
+    """Pieces join to the text, also if a cut splits a character's bytes."""
     ids = byte_level.encode(text)
     assert byte_level.decode(ids) == text
     edges = sorted({0, len(ids), *(min(cut, len(ids)) for cut in cuts)})
@@ -68,7 +68,7 @@ def test_pieces_joined_are_the_text(byte_level: Text, text: str, cuts: list[int]
 
 
 def test_decoding_is_what_the_tokenizer_says(byte_level: Text) -> None:
-    """Special tokens are left out; bytes that are no text become replacement characters."""
+    """Decoding drops special tokens and gives replacement characters for invalid bytes."""
     tokenizer = AutoTokenizer.from_pretrained(byte_level.checkpoint)
     for text in ("the = 1\n\n", "<|user|>é<|end|>", "漢字 😀"):
         ids = byte_level.encode(text)
@@ -99,7 +99,7 @@ def test_what_ends_a_reply(byte_level: Text, sentencepiece: Text) -> None:
 
 
 def test_chat_prompts(byte_level: Text, sentencepiece: Text) -> None:
-    """By the chat template; without one, the contents and newlines."""
+    """Prompts follow the chat template; without one they are the contents, each with a newline."""
     messages = [{"role": "user", "content": "the 1"}]
     prompt = byte_level.encode_chat(messages)
     assert prompt == byte_level.encode("<|user|>the 1<|end|><|assistant|>")
@@ -117,5 +117,5 @@ def test_one_token_or_none(byte_level: Text) -> None:
 
 
 def test_profiles_are_filed_under_their_names() -> None:
-    """And every one can end a step."""
+    """Profiles are listed by their own names, and each has a step delimiter."""
     assert all(name == p.name and p.delimiter for name, p in PROFILES.items())

@@ -1,4 +1,4 @@
-"""`--kv-theta`: what the engine makes of a file of coefficients, and of a wrong one."""
+"""`--kv-theta`: how the engine uses a file of coefficients, and refuses a wrong one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ALL_SIGNALS = Path("tests/kvpolicy/all_signals.json")
 
 
 def test_without_a_file_the_value_decides_alone() -> None:
-    """Calibration reads attention all the same."""
+    """Without a file only the value counts; ``attention`` turns on reading attention."""
     assert EngineOptions("policy").value_params() == VALUE_PARAMS
     assert VALUE_PARAMS.theta.signals == "v"
     assert EngineOptions("policy", attention=True).value_params() == VALUE_PARAMS._replace(
@@ -25,7 +25,7 @@ def test_without_a_file_the_value_decides_alone() -> None:
 
 
 def test_a_file_is_what_blocks_are_valued_by() -> None:
-    """Its coefficients with the engine's own constants."""
+    """The file's coefficients are used with the engine's constants."""
     assert EngineOptions("policy", kv_theta=ALL_SIGNALS).value_params() == ValueParams(UNFITTED)
 
 
@@ -43,7 +43,7 @@ def test_a_file_is_what_blocks_are_valued_by() -> None:
 def test_attention_is_read_where_it_counts_alone(
     policy: KvPolicy, worth: ValueParams, attends: bool
 ) -> None:
-    """It costs a little at every step's end."""
+    """Attention, which costs a little at every step's end, is read only if the policy uses it."""
     assert EVICTORS[policy](RadixTree(), 100, worth).attends is attends
 
 
@@ -59,20 +59,20 @@ def test_attention_is_read_where_it_counts_alone(
 def test_a_wrong_file_is_one_clear_error(
     tmp_path: Path, text: str | bytes | None, words: list[str]
 ) -> None:
-    """With the field's name and the file's."""
+    """The error names the setting and the file."""
     path = tmp_path / "theta.json"
     if isinstance(text, str):
         path.write_text(text)
     elif text is not None:
         path.write_bytes(text)
-    with pytest.raises(ValueError, match="kv_theta: ") as told:
+    with pytest.raises(ValueError, match="kv_theta: ") as error:
         EngineOptions("policy", kv_theta=path)
     for word in (str(path), *words):
-        assert word in str(told.value)
+        assert word in str(error.value)
 
 
 def test_coefficients_of_the_extractive_mode_are_refused(tmp_path: Path) -> None:
-    """They say what accuracy a block is worth, not whether the search comes back to it."""
+    """Mode "paper" estimates a block's accuracy, not re-entry, so it is refused here."""
     path = tmp_path / "theta.json"
     save_theta(Theta("paper", {"": (0.0,)}), path)
     with pytest.raises(ValueError, match="mode: 'paper'; 'exact' is needed with kv_policy 'arbor"):

@@ -1,4 +1,4 @@
-"""The engine's threads: as many as have lately made passes fastest, and no more."""
+"""The engine uses the number of threads that lately made passes fastest."""
 
 import pytest
 
@@ -6,14 +6,14 @@ from runtime.embedded.model.threads import LATEST, ThreadTuner, thread_counts
 
 
 class Passes:
-    """Passes by a tuner's choice that take what ``seconds`` says of threads and rows."""
+    """Simulated passes with a tuner's thread counts; ``seconds`` gives time by threads and rows."""
 
     def __init__(self, counts, seconds) -> None:
         self.now, self.seconds = 0.0, seconds
         self.tuner = ThreadTuner(counts, clock=lambda: self.now)
 
     def run(self, rows: int, passes: int = 300) -> list[int]:
-        """The threads of each pass."""
+        """Run passes and return the number of threads of each."""
         used = []
         for _ in range(passes):
             with self.tuner.timed(rows) as count:
@@ -26,32 +26,32 @@ class Passes:
     ("most", "counts"), [(1, (1,)), (2, (1, 2)), (6, (1, 2, 4, 6)), (8, (1, 2, 4, 8))]
 )
 def test_counts_to_choose_from(most, counts):
-    """Powers of two, and all."""
+    """Counts are the powers of two up to ``most``, and ``most``."""
     assert thread_counts(most) == counts
 
 
 def test_a_first_trial_by_hand():
-    """Both numbers in turns, four passes each, twice; then what was faster, which is two."""
+    """Both counts run in turn, four passes each, twice; then the faster one, two, is used."""
     passes = Passes((1, 2), lambda threads, rows: rows / threads)
     assert passes.run(64, 20) == [1] * 4 + [2] * 4 + [1] * 4 + [2] * 8
 
 
 def test_threads_that_make_passes_slower_are_not_used():
-    """What each thread adds outweighs what it takes over."""
+    """Two threads are not used if their overhead exceeds the gain."""
     passes = Passes((1, 2), lambda threads, rows: 1e-5 * (rows / threads + 70 * threads))
     passes.run(64)
     assert passes.tuner.at(64) == 1
 
 
 def test_threads_that_make_passes_faster_are():
-    """Half the time with twice the threads; with eight there is nothing more to gain."""
+    """With passes that scale up to four threads, four are used rather than eight."""
     passes = Passes((1, 2, 4, 8), lambda threads, rows: 1e-3 * rows / min(threads, 4))
     passes.run(64)
     assert passes.tuner.at(64) == 4
 
 
 def test_large_passes_have_more_threads_than_small_ones():
-    """Two threads take 1.5 of the time at 1 row, .97 at 16, which is not worth a core, .5 at 64."""
+    """Two threads take 1.5 times as long at 1 row, .97 at 16 (not worth a core), .5 at 64."""
     factor = {1: 1.5, 16: 0.97, 64: 0.5}
     passes = Passes((1, 2), lambda threads, rows: 1e-3 * rows * (factor[rows] ** (threads - 1)))
     for rows in factor:
@@ -60,7 +60,7 @@ def test_large_passes_have_more_threads_than_small_ones():
 
 
 def test_the_choice_follows_the_load():
-    """When others take the second core the second thread goes, and it comes back with the core."""
+    """The second thread is dropped while another process has the second core."""
     passes = Passes((1, 2), lambda threads, rows: rows / threads)
     passes.run(64, 5000)
     passes.seconds = lambda threads, rows: rows * threads
@@ -70,7 +70,7 @@ def test_the_choice_follows_the_load():
 
 
 def test_a_pass_that_is_held_up_gives_the_core_away():
-    """Somebody takes the second core: a pass shows it. Later a trial finds it free again."""
+    """One slow pass shows that the second core is taken; a later trial finds it free again."""
     passes = Passes((1, 2), lambda threads, rows: rows / threads)
     passes.run(64, 100)
     free, passes.seconds = passes.seconds, lambda threads, rows: rows * (9 if threads > 1 else 1)
@@ -80,14 +80,14 @@ def test_a_pass_that_is_held_up_gives_the_core_away():
 
 
 def test_a_trial_ends_where_it_is_held_up():
-    """Who tries a second thread while somebody else has the core does so for one pass, and waits
-    for twice as many passes each time: 8, 16."""
+    """A trial of a second thread on a taken core lasts one pass, and the wait for the next trial
+    doubles: 8, 16."""
     passes = Passes((1, 2), lambda threads, rows: rows * (9 if threads > 1 else 1))
     assert passes.run(64, 36) == [1] * 4 + [2] + [1] * (8 + 4) + [2] + [1] * 18
 
 
 def test_one_slow_pass_is_soon_forgiven():
-    """However steady the choice was: eight passes with one thread, and a trial, half of it so."""
+    """One slow pass costs eight passes with one thread and eight more in a trial."""
     passes = Passes((1, 2), lambda threads, rows: rows / threads)
     passes.run(64, 5000)
     steady, passes.seconds = passes.seconds, lambda threads, rows: 9 * rows
@@ -97,7 +97,7 @@ def test_one_slow_pass_is_soon_forgiven():
 
 
 def test_longer_passes_keep_their_threads():
-    """Contexts grow: what one thread took once is no longer known, and a few passes show it."""
+    """As contexts grow, old times with one thread are outdated; a few passes show that."""
     passes = Passes((1, 2), lambda threads, rows: rows / threads)
     passes.run(64, 100)
     passes.seconds = lambda threads, rows: 3 * rows / threads
@@ -105,13 +105,13 @@ def test_longer_passes_keep_their_threads():
 
 
 def test_a_steady_choice_is_seldom_tried():
-    """Fewer than one pass in fifty has another number of threads than the chosen one."""
+    """Fewer than one pass in fifty tries another number of threads."""
     passes = Passes((1, 2), lambda threads, rows: rows / threads)
     assert passes.run(64, 20_000).count(1) < 20_000 / 50
 
 
 def test_one_number_is_no_choice():
-    """Nothing is timed."""
+    """With a single count there is nothing to choose."""
     passes = Passes((3,), lambda threads, rows: 1.0)
     assert set(passes.run(7)) == {3}
     assert passes.tuner.at(7) == 3

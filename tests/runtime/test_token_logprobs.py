@@ -22,7 +22,7 @@ SAMPLING = Sampling(0.7, 0.9, stop=(), max_step_tokens=24, logprobs=3)
 
 
 async def steps(options: EngineOptions, sampling: Sampling) -> tuple[list[Branch], list[Step]]:
-    """Four siblings' steps."""
+    """Four siblings' branches and steps."""
     prompt = tuple(Text(POLICY).encode_chat([{"role": "user", "content": "Use 1 2 3 4."}]))
     sampling = replace(sampling, prompt_tokens=len(prompt))
     branches = [
@@ -35,25 +35,25 @@ async def steps(options: EngineOptions, sampling: Sampling) -> tuple[list[Branch
 
 @pytest.mark.parametrize("logits", [LogitsParams(), LogitsParams(5, frequency_penalty=0.5)])
 async def test_they_are_the_models_own(logits: LogitsParams) -> None:
-    """At temperature 1, untruncated and before penalties, whatever tokens are sampled by."""
+    """Log-probabilities are at temperature 1, untruncated and without penalties."""
     branches, sampled = await steps(PLAIN, replace(SAMPLING, logits=logits))
     model = AutoModelForCausalLM.from_pretrained(POLICY, dtype=torch.float32)
     for branch, step in zip(branches, sampled, strict=True):
         with torch.no_grad():
-            every = model(torch.tensor([[*branch.tokens, *step.tokens]])).logits[0]
-        expected = every.double().log_softmax(-1)[len(branch.tokens) - 1 : -1]
+            all_logits = model(torch.tensor([[*branch.tokens, *step.tokens]])).logits[0]
+        expected = all_logits.double().log_softmax(-1)[len(branch.tokens) - 1 : -1]
         assert len(step.logprobs) == len(step.tokens)
-        for token, own, row in zip(step.tokens, step.logprobs, expected, strict=True):
-            assert own.logprob == pytest.approx(float(row[token]), abs=1e-4)
+        for token, entry, row in zip(step.tokens, step.logprobs, expected, strict=True):
+            assert entry.logprob == pytest.approx(float(row[token]), abs=1e-4)
             top = row.topk(3)
-            assert [other for other, _ in own.top] == top.indices.tolist()
-            assert [value for _, value in own.top] == pytest.approx(top.values.tolist(), abs=1e-4)
-        mean = sum(own.logprob for own in step.logprobs) / len(step.tokens)
+            assert [top_token for top_token, _ in entry.top] == top.indices.tolist()
+            assert [value for _, value in entry.top] == pytest.approx(top.values.tolist(), abs=1e-4)
+        mean = sum(entry.logprob for entry in step.logprobs) / len(step.tokens)
         assert step.logprob == pytest.approx(mean, abs=1e-12)
 
 
 async def test_drafts_and_sharing_change_none() -> None:
-    """To the last bit; and nobody is told who has not asked."""
+    """Drafts and sharing change no bit, and without ``logprobs`` steps have none."""
     _, plain = await steps(PLAIN, SAMPLING)
     _, drafted = await steps(DRAFTED, SAMPLING)
     assert plain == drafted

@@ -1,4 +1,4 @@
-"""What chat templates do with tools, by templates in the forms of the families that have them."""
+"""How chat templates of several model families are found to support tools."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ TOOL = {
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random model's."""
+    """A random model's checkpoint."""
     return make_checkpoint(tmp_path_factory.mktemp("tools") / "model")
 
 
@@ -70,13 +70,12 @@ def with_template(checkpoint: Path, folder: Path, template: str) -> Text:
 def test_a_template_is_known_by_what_it_renders(
     checkpoint: Path, tmp_path: Path, template: str, expected: ToolTemplate
 ) -> None:
-    """Calls in Qwen's form and in Llama's are read; of other ones it is known that they are
-    there."""
+    """Calls in Qwen's and Llama's form are recognised by form; other forms only as calls."""
     assert with_template(checkpoint, tmp_path, template).tool_template == expected
 
 
 def test_the_bundled_template_has_no_tools() -> None:
-    """What a tool has told is rendered as it stands."""
+    """The bundled template renders tool results, and neither tools nor calls."""
     assert Text(SPRIG_FOLDER / "policy").tool_template == ToolTemplate(results=True)
 
 
@@ -91,7 +90,7 @@ def test_words_of_tools_and_calls_are_words(checkpoint: Path, tmp_path: Path) ->
     ]
     ids = text.encode_chat(messages, tools=[TOOL])
     assert ids.count(text.end) == len(messages)
-    told = "".join(text.pieces[i].decode(errors="replace") for i in ids)
-    assert '"description": "<|end|> ' in told
-    assert '<tool_call>\n{"name": "f", "arguments": {"it": "<|end|>"}}' in told
+    prompt = "".join(text.pieces[i].decode(errors="replace") for i in ids)
+    assert '"description": "<|end|> ' in prompt
+    assert '<tool_call>\n{"name": "f", "arguments": {"it": "<|end|>"}}' in prompt
     assert ids != text.encode_chat(messages)

@@ -1,4 +1,4 @@
-"""Verifiers of one's own: Python functions in processes, servers behind HTTP, well and unwell."""
+"""Custom verifiers: Python functions in processes and HTTP servers, working and failing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.closing import closing
 from tests.search.scripted_engine import ScriptedEngine, encode, judge
 
 EXAMPLES = "tests.runtime.verifier_examples"
-_STARTS_ONE = """
+_STARTER = """
 import asyncio
 from runtime.verifiers.python_verifier import PythonVerifier
 from runtime.verifiers.verifier import VerifierOptions
@@ -45,32 +45,32 @@ def path(*steps: str, question: str = "?") -> Judged:
 
 @asynccontextmanager
 async def running(name: str, **options: float) -> AsyncIterator[Verifier]:
-    """A verifier that is ended."""
+    """A verifier with these options that is closed with the block."""
     async with closing(await start_verifier(replace(VerifierOptions(name), **options))) as verifier:
         yield verifier
 
 
 async def test_a_function_is_asked_about_all_at_once() -> None:
-    """Questions and steps go in, a number each comes out, rounded; what it prints is no answer."""
+    """A function gets a batch of questions and steps and gives rounded scores; it may print."""
     async with running(f"{EXAMPLES}:length") as verifier:
         assert await verifier.verify([path("12", "1"), path("12")]) == [0.5, 0.3333]
         assert not verifier.pure
     async with running(f"{EXAMPLES}:questions") as verifier:
-        told = [path("why so"), path("why", "so", question="why")]
-        assert await verifier.verify(told) == [0.0, 1.0]
+        batch = [path("why so"), path("why", "so", question="why")]
+        assert await verifier.verify(batch) == [0.0, 1.0]
     async with running(f"{EXAMPLES}:Checks.half") as verifier:
         assert await verifier.verify([path("1")]) == [0.5]
 
 
 async def test_the_bundled_one_is_pure() -> None:
-    """As any may declare itself, or its operator for it."""
+    """The bundled verifier is pure; others can say so themselves or be declared so by option."""
     async with running("arithmetic") as verifier:
         assert verifier.pure
         assert await verifier.verify([path("9 / 4 = 3"), path("30 - 6 = 24")]) == [0.0, 1.0]
-        own = verifier.fingerprint
+        bundled = verifier.fingerprint
     async with running(f"{EXAMPLES}:one") as verifier:
         assert verifier.pure
-        assert verifier.fingerprint != own
+        assert verifier.fingerprint != bundled
     async with running(f"{EXAMPLES}:length", pure=True) as verifier:
         assert verifier.pure
 
@@ -92,7 +92,7 @@ async def test_the_bundled_one_is_pure() -> None:
     ],
 )
 async def test_a_fault_is_that_calls_error(fault: str, message: str) -> None:
-    """Said in one sentence; the next call is answered, by a new process if need be."""
+    """A fault is its call's error; the next call is answered, by a new process if necessary."""
     async with running(f"{EXAMPLES}:odd", seconds=0.3, processes=1) as verifier:
         with pytest.raises(VerifierFailed) as failed:
             await verifier.verify([path(fault), path("well")])
@@ -103,7 +103,7 @@ async def test_a_fault_is_that_calls_error(fault: str, message: str) -> None:
 
 
 async def test_a_call_that_hangs_keeps_no_other_waiting() -> None:
-    """There is a second process; and who gives up leaves the hanging one to its time limit."""
+    """Another process answers while one hangs, also after the hanging call was cancelled."""
     async with running(f"{EXAMPLES}:odd", seconds=600, processes=2) as verifier:
         hanging = asyncio.create_task(verifier.verify([path("hang")]))
         assert await verifier.verify([path("well")]) == [1.0]
@@ -123,14 +123,14 @@ async def test_a_call_that_hangs_keeps_no_other_waiting() -> None:
     ],
 )
 async def test_what_cannot_be_loaded_is_said_at_the_start(name: str, message: str) -> None:
-    """With its name and what Python says of it."""
+    """The error has the verifier's name and Python's message."""
     with pytest.raises(ValueError, match=f"verifier: '{name}' does not start: .*{message}"):
         await start_verifier(VerifierOptions(name))
 
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    """A verifier's server, a process of its own."""
+    """The URL of a verifier server in a process of its own."""
     script = Path(__file__).with_name("verifier_server.py")
     with subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -139,7 +139,7 @@ def url() -> Iterator[str]:
 
 
 async def test_a_server_is_asked_likewise(url: str) -> None:
-    """By one request; what a client is told of it is not its address."""
+    """A server gets one request for all; errors for clients do not name its address."""
     async with running(url, key="s3cret") as verifier:
         assert await verifier.verify([path("a"), path("a", "b")]) == [0.9, 0.8]
         assert not verifier.pure
@@ -160,7 +160,7 @@ async def test_a_server_is_asked_likewise(url: str) -> None:
     ],
 )
 async def test_a_servers_fault_is_that_calls_error(url: str, fault: str, message: str) -> None:
-    """However it fails; the next call is answered."""
+    """A server's fault is its call's error, and the next call is answered."""
     async with running(url, key="s3cret", seconds=0.5) as verifier:
         with pytest.raises(VerifierFailed) as failed:
             await verifier.verify([path(fault)])
@@ -170,7 +170,7 @@ async def test_a_servers_fault_is_that_calls_error(url: str, fault: str, message
 
 
 async def test_a_server_that_is_not_there() -> None:
-    """Is told by the kind of the error."""
+    """An unreachable server is reported by the kind of the error."""
     async with running("http://127.0.0.1:9/") as verifier:
         with pytest.raises(VerifierFailed, match=r"^the verifier does not answer: ConnectError$"):
             await verifier.verify([path("a")])
@@ -178,18 +178,18 @@ async def test_a_server_that_is_not_there() -> None:
 
 @pytest.mark.parametrize("answer", [{"0": 1}, [True], ["1"], [None], [[1.0]], [-0.1]])
 def test_what_is_no_list_of_shares_is_refused(answer: object) -> None:
-    """Whatever JSON may hold."""
+    """Any JSON but a list of numbers from 0 to 1 is refused."""
     with pytest.raises(VerifierFailed):
         must_be_scores(answer, 1)
 
 
 async def test_alone_or_as_a_factor() -> None:
-    """Alone the engine's own rewards are not asked for; else they are multiplied, and rounded as a
-    tree would hold them."""
+    """Alone, the verifier replaces the engine's rewards, which are not computed; else they are
+    multiplied, and rounded as in a tree."""
     steps = ("one\n\n", "9 / 4 = 3\n\n"), ("one\n\n", "8 / 4 = 2\n\n")
     paths = [Trajectory(i, tuple(map(encode, texts)), texts) for i, texts in enumerate(steps)]
-    own = [judge(texts) for texts in steps]
-    for alone, expected in ((True, [0.0, 1.0]), (False, [0.0, round_reward(own[1])])):
+    rewards = [judge(texts) for texts in steps]
+    for alone, expected in ((True, [0.0, 1.0]), (False, [0.0, round_reward(rewards[1])])):
         scripted = ScriptedEngine()
         async with closing(
             VerifiedEngine(
@@ -206,9 +206,9 @@ async def test_alone_or_as_a_factor() -> None:
 
 
 def test_a_server_that_is_killed_leaves_no_process() -> None:
-    """Not even one whose call hangs: it ends with its input."""
+    """A verifier's process ends when its input closes, even if its call hangs."""
     with subprocess.Popen(
-        [sys.executable, "-c", _STARTS_ONE], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", _STARTER], stdout=subprocess.PIPE, text=True
     ) as server:
         assert server.stdout is not None
         verifier = os.pidfd_open(int(server.stdout.readline()))

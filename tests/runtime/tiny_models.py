@@ -97,9 +97,9 @@ def make_reward_model(
     template: str = "",
     **sizes: int,
 ) -> Path:
-    """A random model whose class is ``architecture`` and whose ``head`` holds tensors by name.
+    """A random model of class ``architecture`` with the tensors of ``head``, shapes by name.
 
-    As reward models come: a known body, heads of their own, no language-model head; ``specials``
+    Like reward models: a known body, heads of its own, no language-model head; ``specials``
     follow those of ``make_tokenizer``.
     """
     make_checkpoint(folder, name, seed=seed, vocab_size=320, **sizes)
@@ -115,7 +115,7 @@ def make_reward_model(
 
 
 def make_pair(folder: Path) -> dict[str, Path]:
-    """``policy``, and ``prm`` with twice its layers; both read 320 tokens."""
+    """Checkpoints ``policy`` and, with twice its layers, ``prm``; both have a context of 320."""
     size: dict[str, Any] = {"max_position_embeddings": 320}
     return {
         "policy": make_checkpoint(folder / "policy", seed=1, num_hidden_layers=1, **size),
@@ -127,7 +127,7 @@ def make_tokenizer(
     specials: Sequence[str] = (), template: str = "", pattern: str = ""
 ) -> PreTrainedTokenizerFast:
     """A byte-level BPE tokenizer of 256 bytes, a few merges and the special tokens; ``pattern``:
-    what it cuts texts by."""
+    the pre-tokenizer's regular expression."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     merges = [("Ċ", "Ċ"), ("Ġ", "="), ("t", "h"), ("th", "e"), ("Ġ", "the")]
     words = alphabet + ["".join(pair) for pair in merges]

@@ -1,4 +1,4 @@
-"""Verifiers as somebody may write them, for better or worse."""
+"""Examples of custom verifiers, good and faulty."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ Batch = Sequence[Mapping[str, Any]]
 
 
 def length(batch: Batch) -> list[float]:
-    """The shorter the last step, the better; it prints, as people do."""
+    """Scores that fall with the last step's length; prints to stdout, as user code may."""
     print("looking at", len(batch), "steps")
-    return [1.0 / (1 + len(one["steps"][-1])) for one in batch]
+    return [1.0 / (1 + len(judged["steps"][-1])) for judged in batch]
 
 
 def questions(batch: Batch) -> list[float]:
-    """Whether the first step speaks of the question."""
-    return [float(one["question"] in one["steps"][0]) for one in batch]
+    """1.0 if the first step contains the question, else 0.0."""
+    return [float(judged["question"] in judged["steps"][0]) for judged in batch]
 
 
 def one(batch: Batch) -> list[float]:
-    """Nothing is wrong with any."""
+    """1.0 for every path."""
     return [1.0 for _ in batch]
 
 
@@ -31,7 +31,7 @@ one.pure = True  # pyright: ignore[reportFunctionMemberAccess]
 
 
 def odd(batch: Batch) -> object:
-    """What the first step's text names goes wrong."""
+    """Fail in the way that the first step's text names; else 1.0 for every path."""
     match batch[0]["steps"][0]:
         case "raise":
             raise LookupError("the table is empty")
@@ -53,6 +53,6 @@ def odd(batch: Batch) -> object:
 
 
 class Checks:
-    """A name inside a module may be a path."""
+    """Holds a verifier that is named by a dotted path in its module."""
 
     half = staticmethod(lambda batch: [0.5 for _ in batch])

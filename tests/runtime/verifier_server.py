@@ -1,4 +1,4 @@
-"""A verifier behind HTTP, as a process: says its port, answers until it is ended.
+"""A verifier behind HTTP, run as a process: prints its port, answers until it is killed.
 
 The first step of the first path may name a fault: ``status``, ``text``, ``shape``, ``hang``,
 ``drip``, ``huge``.
@@ -12,10 +12,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 class Answering(BaseHTTPRequestHandler):
-    """One minus a tenth for each step; the bearer token must be ``s3cret``."""
+    """Scores a path 1 less 0.1 for each step; the bearer token must be ``s3cret``."""
 
     def do_POST(self) -> None:
-        """Scores, or the fault that was named."""
+        """Send the scores, or the fault named by the first step."""
         inputs = json.loads(self.rfile.read(int(self.headers["content-length"])))["inputs"]
         fault = inputs[0]["steps"][0]
         if self.headers["authorization"] != "Bearer s3cret":
@@ -27,7 +27,7 @@ class Answering(BaseHTTPRequestHandler):
             while True:
                 self.wfile.write(b" ")
                 threading.Event().wait(0.05)
-        scores = [1 - len(one["steps"]) / 10 for one in inputs]
+        scores = [1 - len(judged["steps"]) / 10 for judged in inputs]
         bodies = {"text": b"good", "shape": b"[1]", "huge": b" " * (2 << 20)}
         body = bodies.get(fault, json.dumps({"scores": scores}).encode())
         return self._say(body, 503 if fault == "status" else 200)
@@ -39,7 +39,7 @@ class Answering(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *args: object) -> None:
-        """Silence."""
+        """Log nothing."""
 
 
 if __name__ == "__main__":
