@@ -49,6 +49,8 @@ LARGEST = (1 << 63) - 1
 SEEDS = (1 << 64) - 1
 TINY, FINITE = math.ulp(0.0), sys.float_info.max
 """The smallest number above 0, and the largest finite one."""
+LARGEST_LOGIT = 1e6
+"""The largest bias or penalty, far beyond any logit: arithmetic with it cannot overflow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,14 +305,15 @@ def _check_logits_params(params: LogitsParams, vocab: int) -> None:
     check_whole("top_k", params.top_k, -1, LARGEST)
     check_real("min_p", params.min_p, 0, 1, "from 0 to 1")
     check_whole("min_tokens", params.min_tokens, 0, LARGEST)
-    check_real("repetition_penalty", params.repetition_penalty, TINY, FINITE, "more than 0")
+    penalty, least, most = params.repetition_penalty, 1 / LARGEST_LOGIT, LARGEST_LOGIT
+    check_real("repetition_penalty", penalty, least, most, f"from {least:g} to {most:g}")
     for field in ("presence_penalty", "frequency_penalty"):
-        check_real(field, getattr(params, field), -FINITE, FINITE, "a finite number")
+        check_real(field, getattr(params, field), -most, most, f"from {-most:g} to {most:g}")
     for pair in check_tuple("logit_bias", params.logit_bias, tuple, vocab):
         if len(pair) != 2:
             raise EngineError(f"logit_bias: {len(pair)} in one; a token id and a number are needed")
         check_whole("logit_bias", pair[0], 0, vocab - 1)
-        check_real("logit_bias", pair[1], -FINITE, FINITE, "a finite number")
+        check_real("logit_bias", pair[1], -most, most, f"from {-most:g} to {most:g}")
 
 
 def _check_branch(branch: Branch, sampling: Sampling) -> None:

@@ -140,7 +140,6 @@ class Searches(RuleBasedStateMachine):
             kv_tokens=kv_tokens, kv_policy=kv_policy, batch_limit=places, model=Endless()
         )
         self.engine.cache.budget = int(share * kv_tokens)
-        self.engine.cache.least = LONGEST + LIMIT
 
     @precondition(lambda self: len(self.searches) < 4)
     @rule(seed=st.integers(0, 5))
