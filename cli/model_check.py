@@ -267,8 +267,8 @@ def _notes(settings: Settings, form: RewardFormat) -> Iterator[str]:
         yield "the policy has no chat template: messages are joined by newlines, as for base models"
     for folder in filter(None, (settings.policy_model, settings.reward_model)):
         kind = Checkpoint.of(folder).architecture
-        known = {*ARCHITECTURES, *REWARD_CLASSES} - EMBEDDED_ALONE
-        if settings.engine == "sglang" and kind not in known:
+        named = {*ARCHITECTURES, *REWARD_CLASSES} - EMBEDDED_ALONE
+        if settings.engine == "sglang" and kind not in named:
             yield f"{kind}: whether SGLang has this class it says itself, at its start"
 
 

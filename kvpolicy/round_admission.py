@@ -37,7 +37,7 @@ def tokens_of(paths: Iterable[tuple[int, ...]]) -> int:
 
 
 def tokens_at_once(
-    lengths: Mapping[int, int], *, draws: int, limit: int, pool: int, held: int, longest: int
+    lengths: Mapping[int, int], *, draws: int, limit: int, pool: int, held_tokens: int, longest: int
 ) -> int:
     """The most tokens to request for each draw of a round; a longer step is continued by another.
 
@@ -46,7 +46,7 @@ def tokens_at_once(
     unused, and too many at once evict what the round reads next. Returns the step length seen so
     far (``lengths``: how many steps had each) with which the round takes the fewest passes, or the
     limit if none takes fewer; never a length with which the draws at once take more, on average,
-    than the ``pool`` has beside what the round reads (``held`` tokens, of which the ``longest``
+    than the ``pool`` has beside what the round reads (``held_tokens``, of which the ``longest``
     path is always in use). A draw takes one more slot for its prefix's last token, which is
     computed again.
     """
@@ -59,7 +59,7 @@ def tokens_at_once(
     longer = 0
     for length in sorted(lengths, reverse=True):
         at_once = room // (length + 1)
-        if length < limit and min(at_once, draws) * mean <= pool - held:
+        if length < limit and min(at_once, draws) * mean <= pool - held_tokens:
             go_on = math.ceil(draws * longer / steps)
             rest = _passes(go_on, max(lengths) - length, room // (limit - length + 1))
             passes = _passes(draws, length, at_once) + rest

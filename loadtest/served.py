@@ -31,9 +31,9 @@ class Served:
     """The bundled models behind ``hedgerow serve`` on a free port; use it as a context manager."""
 
     def __init__(
-        self, *args: str, heard: Callable[[str], object] | None = None, **settings: object
+        self, *args: str, on_line: Callable[[str], object] | None = None, **settings: object
     ) -> None:
-        """``args``: of the command; ``settings``: by name; ``heard`` gets each line of its log.
+        """``args``: of the command; ``settings``: by name; ``on_line`` gets each line of its log.
 
         Raises RuntimeError if the server does not start.
         """
@@ -48,15 +48,15 @@ class Served:
         lines = []
         for line in self.process.stderr:
             lines.append(line)
-            if heard is not None:
-                heard(line)
+            if on_line is not None:
+                on_line(line)
             match = re.search(r"ready: serving \S+ on (http://[^\s\"]+)", line)
             if match is not None:
                 self.url = match[1]
                 break
         else:
             raise RuntimeError("the server did not start:\n" + "".join(lines))
-        self._reader = Thread(target=self._read, args=(heard,))  # else the pipe fills up
+        self._reader = Thread(target=self._read, args=(on_line,))  # else the pipe fills up
         self._reader.start()
 
     def __enter__(self) -> Self:
@@ -71,12 +71,12 @@ class Served:
         self.process.wait(STOP_SECONDS)
         self._reader.join()
 
-    def _read(self, heard: Callable[[str], object] | None) -> None:
+    def _read(self, on_line: Callable[[str], object] | None) -> None:
         assert self.process.stderr is not None
         with self.process.stderr as lines:
             for line in lines:
-                if heard is not None:
-                    heard(line)
+                if on_line is not None:
+                    on_line(line)
 
     @property
     def engine(self) -> int:

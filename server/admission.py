@@ -50,19 +50,21 @@ class QueueSlot:
         self._queue = queue
         self._turn: asyncio.Future[None] | None = None
         self._work: asyncio.Task[Any] | None = None
-        self._kept = False
+        self._outlives_request = False
         self._cancelled = False
         self._closed = False
 
-    def start(self, work: Coroutine[Any, Any, T], *, kept: bool = False) -> asyncio.Task[T]:
+    def start(
+        self, work: Coroutine[Any, Any, T], *, outlives_request: bool = False
+    ) -> asyncio.Task[T]:
         """Run ``work`` as a task that holds this place until the task ends.
 
-        The task is cancelled when the request is over, unless ``kept`` is true.
+        The task is cancelled when the request is over, unless ``outlives_request`` is true.
         """
         assert self._work is None, "a slot is for one tree"
         assert not self._closed, "the place has been given back"
         task = asyncio.create_task(work)
-        self._work, self._kept = task, kept
+        self._work, self._outlives_request = task, outlives_request
         task.add_done_callback(self._on_work_done)
         return task
 
@@ -94,7 +96,7 @@ class QueueSlot:
         self._closed = True
         if self._work is None:
             self._admission.leave(self, self._queue)
-        elif not self._kept:
+        elif not self._outlives_request:
             self.cancel()
 
     def cancel(self) -> None:
@@ -106,7 +108,8 @@ class QueueSlot:
     def _on_work_done(self, work: asyncio.Task[Any]) -> None:
         self._admission.leave(self, self._queue)
         error = None if work.cancelled() else work.exception()
-        if isinstance(error, Exception) and self._closed and not self._kept and unforeseen(error):
+        unheard = self._closed and not self._outlives_request
+        if isinstance(error, Exception) and unheard and unforeseen(error):
             log.error("what a client left behind failed", exc_info=error)
 
 

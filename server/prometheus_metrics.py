@@ -113,11 +113,11 @@ class Metrics:
     def count_search(self, outcome: Outcome) -> None:
         """Count a search that ended."""
         policy, stats = outcome.spec.policy, outcome.stats
-        kept = _finished_tokens(outcome)
+        finished_tokens = _finished_tokens(outcome)
         self.searches.labels(policy, outcome.stop_reason.value).inc()
         self.generated.inc(stats.generated_tokens)
-        self.kept.inc(kept)
-        self.pruned.inc(stats.generated_tokens - kept)
+        self.kept.inc(finished_tokens)
+        self.pruned.inc(stats.generated_tokens - finished_tokens)
         self.policy_seconds.labels(policy).inc(stats.policy_seconds)
         self.rounds.labels(policy).inc(stats.rounds)
         self.solver_fallbacks.labels(policy).inc(stats.solver_fallbacks)

@@ -206,7 +206,7 @@ def in_background(
     event_log: EventLog,
 ) -> None:
     """Run ``work`` to its end; an error is kept under its id and sent to the events' readers."""
-    task = service.runner.start(work, slot, kept=True)
+    task = service.runner.start(work, slot, outlives_request=True)
     service.store.begin(parsed.id, parsed.key.name, parsed.created, slot, event_log)
 
     def end(task: asyncio.Task[Any]) -> None:

@@ -70,13 +70,13 @@ class SearchRunner:
         self._embedder_fault_logged = False
 
     def start(
-        self, work: Coroutine[Any, Any, T], slot: QueueSlot, *, kept: bool = False
+        self, work: Coroutine[Any, Any, T], slot: QueueSlot, *, outlives_request: bool = False
     ) -> asyncio.Task[T]:
         """Run ``work`` as the task that holds the slot's place; cancelling the task frees its tree.
 
-        The task outlives its request only if ``kept`` is true.
+        The task outlives its request only if ``outlives_request`` is true.
         """
-        task = slot.start(work, kept=kept)
+        task = slot.start(work, outlives_request=outlives_request)
         self._running[task] = slot
         task.add_done_callback(self._running.pop)
         return task

@@ -79,10 +79,10 @@ def try_again(module: str) -> None:
     """Forget what was not killed: there may be a test by now, and clocks may have been wrong."""
     meta = VERDICTS / f"{module}.meta"
     if meta.exists():
-        known = json.loads(meta.read_text())
-        codes = known["exit_code_by_key"]
+        verdicts_of_file = json.loads(meta.read_text())
+        codes = verdicts_of_file["exit_code_by_key"]
         codes |= {mutant: None for mutant, code in codes.items() if fate(code) != "killed"}
-        meta.write_text(json.dumps(known))
+        meta.write_text(json.dumps(verdicts_of_file))
 
 
 def main() -> int:

@@ -136,7 +136,7 @@ def leavers(store: StageHistory, count: int, chunk: int = 200) -> list[Asked]:
     ends, facts = Ends(), store.facts
     begin = facts.get("asked", 0)
     settings = {"max_running": MAX_RUNNING, "log_format": "json", "kv_tokens": 16384}
-    with Served(heard=ends.note_line, **settings) as served:
+    with Served(on_line=ends.note_line, **settings) as served:
         asyncio.run(crowd(served, range(-2 * AT_ONCE, 0), ends))  # warms up
         base = asyncio.run(counts_at_rest(served))
         while len(history) < count:

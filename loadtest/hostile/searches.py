@@ -136,7 +136,7 @@ def full_disk(store: StageHistory, count: int) -> list[Asked]:
 
     def run() -> list[Asked]:
         lines: list[str] = []
-        with Served("--trees", FULL, heard=lines.append) as served:
+        with Served("--trees", FULL, on_line=lines.append) as served:
             history = asyncio.run(in_company(served.url, range(count), 4))
             text = httpx.get(f"{served.url}/metrics").text
         store.note(

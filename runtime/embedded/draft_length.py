@@ -151,10 +151,10 @@ class DraftLength:
         self._round_promise = self._plain_promise, plain_rate * (1 + followers)
         return self._pause_or_try(ready)
 
-    def note_verified(self, tokens: int, tested: int, accepted: int, *, ended: bool) -> None:
+    def note_verified(self, tokens: int, tested: int, accepted: int, *, at_end: bool) -> None:
         """Add a branch's ``tokens``, and its draft's tested and accepted ones, of one pass."""
         self.own.test(tested, accepted)
-        self._going_on.test(tokens, tokens - ended)
+        self._going_on.test(tokens, tokens - at_end)
 
     def note_round(self, tokens: int, seconds: float) -> None:
         """Add the round that was planned last: the ``tokens`` of all branches, and its seconds."""

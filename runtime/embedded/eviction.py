@@ -98,16 +98,16 @@ class Evictor:
         """Forget a search that is over."""
         self.radix.steps.remove_tree(tree)
 
-    def evict(self, tokens: int, *, held: bool = True) -> np.ndarray:
+    def evict(self, tokens: int, *, allow_held: bool = True) -> np.ndarray:
         """Evict at least ``tokens`` tokens, or all that may be evicted; returns their slots.
-        ``held``: whether tokens that a search holds may be evicted."""
+        ``allow_held``: whether tokens that a search holds may be evicted."""
         with self.timed():
             self.evictions += 1
-            return self.choose(tokens, held and not self.keeps_held)
+            return self.choose(tokens, allow_held and not self.keeps_held)
 
-    def choose(self, tokens: int, held: bool) -> np.ndarray:
+    def choose(self, tokens: int, allow_held: bool) -> np.ndarray:
         """Choose and evict tokens; arguments and result as in ``evict``."""
-        return self.radix.evict(tokens, held=held)
+        return self.radix.evict(tokens, allow_held=allow_held)
 
     @contextmanager
     def timed(self) -> Iterator[None]:
@@ -178,13 +178,13 @@ class ValueEvictor(Evictor):
         self._table.remove_tree(tree)
         super().remove_tree(tree)
 
-    def choose(self, tokens: int, held: bool) -> np.ndarray:
+    def choose(self, tokens: int, allow_held: bool) -> np.ndarray:
         """As ``Evictor.choose``, but evicts a margin more of what no search will read soon."""
         freed, count = [EMPTY], 0
         while (lowest := self._candidates.lowest()) is not None:
             on_path, leaf = lowest
-            remaining = tokens - count + (self._margin if held and not on_path else 0)
-            if remaining <= 0 or (leaf.holders and not held):
+            remaining = tokens - count + (self._margin if allow_held and not on_path else 0)
+            if remaining <= 0 or (leaf.holders and not allow_held):
                 break
             freed.append(self._candidates.evict(leaf, remaining))
             count += len(freed[-1])

@@ -118,7 +118,7 @@ class PrefixCache:
         new_slots = sequence.computed + count - sequence.allocated
         if new_slots <= 0:
             return True
-        self._evict(new_slots - self.room, held=not sequence.preemptible)
+        self._evict(new_slots - self.room, allow_held=not sequence.preemptible)
         if new_slots > self.pool.available:
             return False
         first, sequence.allocated = sequence.allocated, sequence.allocated + new_slots
@@ -128,7 +128,7 @@ class PrefixCache:
 
     def keep_budget(self) -> None:
         """Evict tokens that no branch reads until the budget is met."""
-        self._evict(-self.room, held=True)
+        self._evict(-self.room, allow_held=True)
 
     def allocate_children(self, sequence: TokenSequence) -> None:
         """Give slots to the children of a sequence's draft; drop those for which none are free."""
@@ -232,9 +232,9 @@ class PrefixCache:
         )
         self.pool.free(duplicates)
 
-    def _evict(self, tokens: int, *, held: bool) -> None:
+    def _evict(self, tokens: int, *, allow_held: bool) -> None:
         if tokens > 0:
-            freed = self.evictor.evict(tokens, held=held)
+            freed = self.evictor.evict(tokens, allow_held=allow_held)
             self.evicted_tokens += len(freed)
             self.pool.free(freed)
 

@@ -151,11 +151,11 @@ class RadixTree:
         changed = self.steps.take_changed(tree)
         return {n: self.match(tree, np.frombuffer(path, np.int64)) for n, path in changed.items()}
 
-    def evict(self, tokens: int, *, held: bool = True) -> np.ndarray:
+    def evict(self, tokens: int, *, allow_held: bool = True) -> np.ndarray:
         """Free up to ``tokens`` slots of unlocked leaves, token by token from the tips.
 
-        Tokens that nobody holds go first, then those used longest ago. ``held``: whether tokens
-        that a search holds may be evicted at all.
+        Tokens that nobody holds go first, then those used longest ago. ``allow_held``: whether
+        tokens that a search holds may be evicted at all.
         """
         heap = [(oldest_first(node), node) for node in self.leaves if not node.locks]
         heapq.heapify(heap)
@@ -163,7 +163,7 @@ class RadixTree:
         remaining = tokens
         while heap and remaining > 0:
             _, node = heapq.heappop(heap)
-            if node.holders and not held:
+            if node.holders and not allow_held:
                 break
             parent = node.parent
             freed.append(self.evict_tip(node, remaining))

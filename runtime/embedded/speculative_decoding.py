@@ -61,9 +61,9 @@ class SpeculativeDecoder:
 
     def note_verified(self, verified: VerifiedTokens) -> None:
         """Count the tokens that a branch got."""
-        count, ended = len(verified.tokens), verified.finish is not None
+        count, at_end = len(verified.tokens), verified.finish is not None
         self._tokens += count
-        self.draft_length.note_verified(count, verified.tested, verified.accepted, ended=ended)
+        self.draft_length.note_verified(count, verified.tested, verified.accepted, at_end=at_end)
 
     def note_followers(self, verified: VerifiedTokens, follower_tokens: FollowerTokens) -> None:
         """Count the tokens of the followers of a branch that got ``verified``."""

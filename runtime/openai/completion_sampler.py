@@ -92,5 +92,5 @@ class CompletionSampler(PolicySampler[OpenaiSearch, CompletionServer]):
         cached = cached_tokens(answer)
         if cached is None:
             cached = (len(prefix) - 1) // server.block * server.block if cached_before else 0
-        search.costs.read(len(prefix), cached, known=cached_before, block=server.block)
+        search.costs.read(len(prefix), cached, was_cached=cached_before, block=server.block)
         search.cached_paths.add(prefix)

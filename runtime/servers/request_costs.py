@@ -21,18 +21,18 @@ class RequestCosts:
     _alive: LivePaths[Path] = field(default_factory=LivePaths)
     _step_tokens: dict[Path, int] = field(default_factory=dict)
 
-    def read(self, tokens: int, cached: int, *, known: bool, block: int = 1) -> None:
+    def read(self, tokens: int, cached: int, *, was_cached: bool, block: int = 1) -> None:
         """Count the reading of a request's prefix of ``tokens``, the first ``cached`` from cache.
 
-        ``known``: all but the last token was in the cache before; the last one, drawn but never
-        read, belongs to decoding. ``block``: the server caches whole blocks of so many tokens.
+        ``was_cached``: all but the last token was in the cache before; the last one, drawn but not
+        read, belongs to decoding. ``block``: the server caches whole blocks of that many tokens.
         """
         fresh = tokens - cached
-        expected = max(0, tokens - 1) // block * block if known else 0
+        expected = max(0, tokens - 1) // block * block if was_cached else 0
         rehydrated = max(0, expected - cached)
         self.counters.cached_tokens += cached
         self.counters.expected_tokens += expected
-        self.counters.prefilled_tokens += max(0, fresh - 1) if known else fresh
+        self.counters.prefilled_tokens += max(0, fresh - 1) if was_cached else fresh
         self.counters.rehydrated_tokens += rehydrated
         self.counters.rehydrations += rehydrated > 0
         self.counters.flops += self.flops(fresh, sum_of_contexts(cached, fresh), 1)

@@ -50,7 +50,7 @@ class RoundGate:
             draws=len(branches),
             limit=limit,
             pool=self.capacity,
-            held=tokens_of(branch.tokens for branch in branches),
+            held_tokens=tokens_of(branch.tokens for branch in branches),
             longest=max(len(branch.tokens) for branch in branches),
         )
 

@@ -57,7 +57,7 @@ class SearchSession(ServedSearch):
     def count_prefix(self, prefix: Path, answer: Json) -> None:
         """Count the cost of a policy's request that read a prefix."""
         cached = int(answer["meta_info"].get("cached_tokens") or 0)
-        self.costs.read(len(prefix), cached, known=prefix in self.cached_paths)
+        self.costs.read(len(prefix), cached, was_cached=prefix in self.cached_paths)
         self.cached_paths.add(prefix)
 
     def count_step(self, prefix: Path, answer: Json, tokens: int) -> None:

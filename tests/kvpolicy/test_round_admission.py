@@ -100,13 +100,15 @@ def test_what_is_asked_for_at_once(pool: int, held_tokens: int, most: int) -> No
     14 (3 of 15: 45), 33 at 9 (2 of 10, and one of 6 for the seven that go on: 26).
     """
     lengths = Counter({9: 9, 14: 1})
-    tokens = tokens_at_once(lengths, draws=64, limit=32, pool=pool, held=held_tokens, longest=90)
+    tokens = tokens_at_once(
+        lengths, draws=64, limit=32, pool=pool, held_tokens=held_tokens, longest=90
+    )
     assert tokens == most
 
 
 def test_before_any_step_was_drawn_all_is_asked_for() -> None:
     """Without known lengths each draw asks for the limit."""
-    assert tokens_at_once({}, draws=64, limit=32, pool=300, held=20, longest=20) == 32
+    assert tokens_at_once({}, draws=64, limit=32, pool=300, held_tokens=20, longest=20) == 32
 
 
 @given(LENGTHS, st.integers(1, 70), st.integers(1, 40), CAPACITY, st.data())
@@ -117,7 +119,13 @@ def test_less_is_asked_for_only_where_it_helps(
     a length that earlier steps had, such that the average steps of all draws fit."""
     longest = data.draw(st.integers(1, pool))
     held_tokens = data.draw(st.integers(longest, 2 * pool))
-    sizes = {"draws": draws, "limit": limit, "pool": pool, "held": held_tokens, "longest": longest}
+    sizes = {
+        "draws": draws,
+        "limit": limit,
+        "pool": pool,
+        "held_tokens": held_tokens,
+        "longest": longest,
+    }
     most = tokens_at_once(lengths, **sizes)
     assert most == limit or (most in lengths and most < limit)
     if draws * (limit + 1) <= pool - longest:

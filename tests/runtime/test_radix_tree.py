@@ -81,8 +81,8 @@ def test_what_a_search_holds_stays_if_only_the_rest_may_go() -> None:
     tree.insert(tree.root_of("oak"), ids(4, 5), ids(3, 4), "oak")
     tree.keep("oak", ids(4, 5))
     tree.retain("oak", ())
-    assert tree.evict(9, held=False).tolist() == [3, 4]
-    assert tree.evict(9, held=False).tolist() == []
+    assert tree.evict(9, allow_held=False).tolist() == [3, 4]
+    assert tree.evict(9, allow_held=False).tolist() == []
     assert tree.evict(9).tolist() == [0, 1, 2]
 
 

@@ -242,7 +242,7 @@ class TestDraftLength:
             draft_length.target.add(rows, 10.0)
             draft_length.draft.add(rows, draft_seconds)
         for _ in range(100):
-            draft_length.note_verified(1000, 100, round(100 * acceptance), ended=False)
+            draft_length.note_verified(1000, 100, round(100 * acceptance), at_end=False)
         return draft_length
 
     def test_the_length_that_pays_most(self) -> None:
@@ -266,7 +266,7 @@ class TestDraftLength:
         """With steps of ten tokens each further guess is useful in 0.9 x 0.8 of all passes."""
         draft_length = self.measured(1.0, 0.8)
         for _ in range(200):
-            draft_length.note_verified(10, 10, 8, ended=True)
+            draft_length.note_verified(10, 10, 8, at_end=True)
         assert draft_length.yields()[2] == pytest.approx(1 + 0.72 + 0.72**2, abs=0.03)
 
     @staticmethod

@@ -245,10 +245,10 @@ async def test_a_fault_that_somebody_hears_of_is_not_logged(
     async def fail() -> None:
         raise ZeroDivisionError
 
-    for kept in (False, True):
+    for outlives_request in (False, True):
         slot = admission.take(key("ann"))
-        work = slot.start(fail(), kept=kept)
-        if kept:
+        work = slot.start(fail(), outlives_request=outlives_request)
+        if outlives_request:
             slot.close()
         with pytest.raises(ZeroDivisionError):
             await work

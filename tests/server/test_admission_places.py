@@ -38,7 +38,7 @@ class House:
             return
         slot = self.slots[index % len(self.slots)]
         if action in ("start", "keep") and slot not in self.works.keys() | self.closed:
-            self.works[slot] = slot.start(self._grow(slot), kept=action == "keep")
+            self.works[slot] = slot.start(self._grow(slot), outlives_request=action == "keep")
         elif action == "cancel":
             slot.cancel()
         elif action == "over":

@@ -44,7 +44,7 @@ class Server(Served):
         self.log: list[str] = []
         if "engine" not in settings:
             settings = {"threads": "1"} | settings  # more would wait for cores
-        super().__init__(*words, heard=self.log.append, **settings)
+        super().__init__(*words, on_line=self.log.append, **settings)
 
     def stop(self) -> int:
         """Send SIGTERM and wait; return the exit status."""

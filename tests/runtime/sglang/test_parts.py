@@ -164,10 +164,10 @@ def test_request_costs_by_hand() -> None:
 
     costs = RequestCosts(flops)
     prompt, long_path, short_path = (1,) * 10, (1,) * 15, (1,) * 13
-    costs.read(10, 0, known=False)
+    costs.read(10, 0, was_cached=False)
     costs.hold(0, prompt, 10)
     for node, path, new_tokens in ((1, long_path, 5), (2, short_path, 3), (3, short_path, 3)):
-        costs.read(10, 9, known=True)
+        costs.read(10, 9, was_cached=True)
         costs.add_decoded(10, new_tokens)
         costs.hold(node, path, new_tokens)
     costs.mark_dead([2])
@@ -175,7 +175,7 @@ def test_request_costs_by_hand() -> None:
     costs.mark_dead([3])
     costs.hold(4, (1,) * 20, 5)
     assert costs.counters.kv_tokens_peak == 20
-    costs.read(15, 11, known=True)
+    costs.read(15, 11, was_cached=True)
     cost = costs.counters
     assert (cost.prefilled_tokens, cost.rehydrated_tokens, cost.rehydrations) == (13, 3, 1)
     assert (cost.cached_tokens, cost.decoded_tokens) == (3 * 9 + 11, 11)
