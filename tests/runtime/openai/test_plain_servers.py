@@ -197,9 +197,9 @@ async def test_older_searches_go_first_on_vllm_alone() -> None:
     bodies: list[dict[str, Any]] = []
 
     class Recording(CompletionsStub):
-        def _completed(self, asked: dict[str, Any]) -> dict[str, Any]:
-            bodies.append(asked)
-            return super()._completed(asked)
+        def _completed(self, request: dict[str, Any]) -> dict[str, Any]:
+            bodies.append(request)
+            return super()._completed(request)
 
     async with stubs(Recording.of(TEXT)) as servers:
         (replica,) = servers.engine._policy.replicas

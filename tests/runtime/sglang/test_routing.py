@@ -84,9 +84,9 @@ class CachingStub(Stub):
         super().__init__(*of)
         self._read: set[tuple[int, ...]] = set()
 
-    def _generated(self, asked: dict[str, Any]) -> dict[str, Any]:
-        reply = super()._generated(asked)
-        path = tuple(asked["input_ids"])
+    def _generated(self, request: dict[str, Any]) -> dict[str, Any]:
+        reply = super()._generated(request)
+        path = tuple(request["input_ids"])
         cached = next((n for n in range(len(path) - 1, 0, -1) if path[:n] in self._read), 0)
         reply["meta_info"]["cached_tokens"] = cached
         whole = (*path, *reply["output_ids"])
