@@ -1,4 +1,4 @@
-"""Prints docs/promises.md: every ``promise`` marker of the tests, beside the test that holds it.
+"""Prints docs/promises.md: each sentence in a ``promise`` marker, beside the test that checks it.
 
 ``python -m tests.promises > docs/promises.md``
 """
@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 TESTS = Path(__file__).parent
-HEAD = """# What must hold
+HEAD = """# Guarantees
 
-Same seed, same tree: every optimisation changes time and memory, never the result. Each sentence
-here is a marker of the test that fails when it stops being true (`@pytest.mark.promise`);
-`python -m tests.promises` prints this page. `make check` runs them, but for those that are marked
-`nightly` (`make nightly`) and those on vLLM (`make test-vllm`).
+The same seed gives the same tree: an optimisation changes time and memory, never the result. Each
+sentence below stands beside the test that fails when it is no longer true. The sentences are the
+tests' `@pytest.mark.promise` markers; `python -m tests.promises` prints this page. `make check`
+runs the tests, except those marked `nightly` (`make nightly`) and those on vLLM (`make test-vllm`).
 """
 
 
@@ -43,12 +43,12 @@ def page(tests: Path = TESTS) -> str:
     rooms: dict[str, list[str]] = defaultdict(list)
     for path in sorted(tests.rglob("test_*.py")):
         place = path.relative_to(tests)
-        room = "everything" if len(place.parts) == 1 else "/".join(place.parts[:-1])
+        room = "whole project" if len(place.parts) == 1 else "/".join(place.parts[:-1])
         for sentence, name in promises_in(path.read_text(encoding="utf-8")):
             rooms[room].append(f"| {sentence} | `{place}::{name}` |\n")
     tables = [
-        f"\n## {room}\n\n| what must hold | test |\n|---|---|\n{''.join(rooms[room])}"
-        for room in sorted(rooms, key=lambda room: (room != "everything", room))
+        f"\n## {room}\n\n| guarantee | test |\n|---|---|\n{''.join(rooms[room])}"
+        for room in sorted(rooms, key=lambda room: (room != "whole project", room))
     ]
     return HEAD + "".join(tables)
 

@@ -42,7 +42,10 @@ def lint(folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.promise("`search` and `kvpolicy` are pure, and the arrows run one way")
+@pytest.mark.promise(
+    "`search` and `kvpolicy` import no torch, HTTP or clock module, and every package keeps to the "
+    "import contracts."
+)
 def test_imports_run_as_the_design_draws_them() -> None:
     """The import contracts of pyproject.toml hold."""
     done = lint(ROOT)
@@ -158,7 +161,10 @@ def words_of(name: str) -> set[str]:
     return set(re.findall(r"[a-z]+", apart.lower()))
 
 
-@pytest.mark.promise("Identifiers, files, flags and metrics are in the field's words")
+@pytest.mark.promise(
+    "Identifiers, files, flags and metrics use the field's terms and no word listed in "
+    "`private_words.txt`."
+)
 def test_no_private_word_comes_back() -> None:
     """Identifiers, files, flags, metrics and documents use the field's words; the list grows."""
     back = [

@@ -228,8 +228,8 @@ def marked(change: str) -> Any:
 
 
 @pytest.mark.promise(
-    "Every optimisation changes time and memory, never the result: everything off, then each and "
-    "all of them on, equal digests"
+    "Optimisations change time and memory, never the tree: digests are equal with all of them off, "
+    "some on and all on."
 )
 @pytest.mark.parametrize("change", [marked(change) for change in CHANGES])
 def test_same_seed_same_tree(change: str, reference: list[str]) -> None:
@@ -239,8 +239,8 @@ def test_same_seed_same_tree(change: str, reference: list[str]) -> None:
 
 
 @pytest.mark.promise(
-    "Sampling parameters are vLLM's, and follow from a branch's own path: drafts, sharing and "
-    "eviction change nothing"
+    "Sampling parameters act on a branch's own path, so drafts, sharing and a small KV pool change "
+    "no tree."
 )
 @pytest.mark.slow
 def test_penalties_grow_the_same_tree() -> None:
@@ -256,7 +256,10 @@ def test_penalties_grow_the_same_tree() -> None:
 JUDGED = replace(OFF, prm=None, reward_format="generative")
 
 
-@pytest.mark.promise("A judged tree is the same tree; a judge's tokens count apart from the tree's")
+@pytest.mark.promise(
+    "A search whose policy judges its own steps grows the same tree alone and beside another in a "
+    "small KV pool."
+)
 @pytest.mark.slow
 def test_a_judged_tree_is_the_same_tree() -> None:
     """Verdicts are drawn like steps: the policy as its own judge, alone and amid other searches."""
@@ -266,7 +269,10 @@ def test_a_judged_tree_is_the_same_tree() -> None:
     assert grown_by(together, crowded, cases) == grown_by(one_by_one, JUDGED, cases)
 
 
-@pytest.mark.promise("A KV pool of any size, by age or by worth: equal digests")
+@pytest.mark.promise(
+    "A search grows the same tree in a KV pool of any size above one path, by age (`lru`) or by "
+    "worth (`arborkv`)."
+)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kv_policy", "kv_tokens"),
@@ -320,7 +326,8 @@ async def grown_in(options: EngineOptions, spec: SearchSpec) -> tuple[Outcome, E
 
 
 @pytest.mark.promise(
-    "Going back to a step whose KV was dropped draws what keeping it would have drawn"
+    "A search that goes back to a step whose KV was evicted draws what it would have drawn with "
+    "that KV kept."
 )
 @pytest.mark.slow
 @pytest.mark.parametrize("spec", GOING_BACK, ids=lambda spec: spec.policy)
@@ -351,8 +358,8 @@ LEVELS = (
 
 
 @pytest.mark.promise(
-    "A search that full retention must end for want of KV completes under `arborkv`, with its "
-    "digest"
+    "A search that full retention must end for lack of KV completes under `arborkv`, with its "
+    "digest unchanged."
 )
 @pytest.mark.slow
 def test_what_full_retention_must_end_arborkv_completes() -> None:

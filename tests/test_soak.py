@@ -55,7 +55,10 @@ async def one(engine: EmbeddedEngine, number: int, question: str, stop_after: in
     await asyncio.gather(task, return_exceptions=stop_after is not None)
 
 
-@pytest.mark.promise("Nothing is held after the searches are over, aborted ones included")
+@pytest.mark.promise(
+    "Searches that are over, aborted ones included, hold nothing; only prompts that may be evicted "
+    "stay cached."
+)
 @pytest.mark.slow
 async def test_two_hundred_searches_leave_nothing_held() -> None:
     """Half are aborted midway; afterwards no KV is held but evictable prompts, and no slot is lost.

@@ -46,8 +46,8 @@ def factors(tree: Tree) -> list[float]:
 
 
 @pytest.mark.promise(
-    "A verifier that finds nothing wrong changes no tree, and a pure one keeps same seed, same "
-    "tree; any other says that it does not"
+    "A verifier that finds nothing wrong changes no tree, and with a pure verifier the same seed "
+    "gives the same tree."
 )
 async def test_a_factor_changes_the_rewards_and_a_one_changes_nothing() -> None:
     """Chains say the same whatever their rewards are: with the bundled verifier each is the reward

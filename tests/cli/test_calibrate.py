@@ -60,8 +60,8 @@ def evaluation_of(specs: Sequence[SearchSpec], at_once: int = 8) -> Evaluation:
 
 
 @pytest.mark.promise(
-    "A search that is recorded for calibration is the same search, and its rows follow from it "
-    "alone"
+    "Recording a search for calibration changes no tree, and its rows are the same however many "
+    "searches run at once."
 )
 async def test_recording_changes_no_tree_and_follows_from_the_searches() -> None:
     """Digests and rows are the same, in the same order, however many searches run at once."""

@@ -125,7 +125,9 @@ async def test_sharing_draws_changes_no_tree() -> None:
     assert len(trials) == 8 * 4
 
 
-@pytest.mark.promise("On how many engines an evaluation runs changes no row of it")
+@pytest.mark.promise(
+    "An evaluation gives the same rows on one engine and on several, except for times."
+)
 async def test_engines_side_by_side_change_no_row() -> None:
     """Every engine gets questions, and but for times the rows are those of one engine."""
     engines = [ScriptedEngine(), ScriptedEngine()]

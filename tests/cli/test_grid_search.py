@@ -39,7 +39,10 @@ async def cells(
     )
 
 
-@pytest.mark.promise("A vote changes no tree")
+@pytest.mark.promise(
+    "Votes that share one tree give the correctness and token count of a separate search for each "
+    "vote."
+)
 @pytest.mark.parametrize("policy", get_args(PolicyName))
 async def test_votes_on_one_tree_are_those_of_searches_of_their_own(policy: str) -> None:
     """Correctness and tokens are the same for every policy."""

@@ -173,7 +173,10 @@ def test_a_file_is_written_that_a_server_takes(tmp_path: Path, engine: ScriptedE
     assert "go on" in invocation.stderr
 
 
-@pytest.mark.promise("`hedgerow tune` that was cut off ends as if it had not been")
+@pytest.mark.promise(
+    "`hedgerow tune`, started again after a failure, searches only what is missing and reports the "
+    "same result."
+)
 def test_a_run_that_was_cut_off_ends_as_if_it_had_not_been(
     tmp_path: Path, engine: ScriptedEngine
 ) -> None:

@@ -40,7 +40,8 @@ def standing_still(front: Server) -> Iterator[None]:
 
 
 @pytest.mark.promise(
-    "A front end that dies costs no request but its streams, and no answer its tree"
+    "A front end that dies loses only its open streams; the other one answers what is left, with "
+    "the same tree."
 )
 @pytest.mark.slow
 def test_two_front_ends(nginx: Nginx, fronts: list[Server]) -> None:

@@ -62,7 +62,9 @@ def test_a_note_as_it_travels() -> None:
     }
 
 
-@pytest.mark.promise("A note that is wrong is refused by name before SGLang's scheduler sees it")
+@pytest.mark.promise(
+    "The SGLang plug-in refuses a wrong note with an error that names what is wrong in it."
+)
 @pytest.mark.parametrize(
     ("raw_note", "message"),
     [

@@ -45,7 +45,10 @@ def tokens_within(searches: SearchRegistry, budget: int) -> dict[str, list[int]]
     return {tree: tokens.tolist() for tree, tokens in plan.items()}
 
 
-@pytest.mark.promise("The same decisions serve the embedded engine and the SGLang plug-in")
+@pytest.mark.promise(
+    "The SGLang plug-in evicts in the order of `kvpolicy`: first what is off the active path, then "
+    "the higher id."
+)
 def test_the_order_is_kvpolicys() -> None:
     """Block 1 is off the path and goes first; of those on it, the higher id goes first."""
     assert order(ash_registry()) == [1, 2, 0]

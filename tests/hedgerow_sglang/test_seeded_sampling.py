@@ -47,7 +47,8 @@ def rows_of(seed: int, rows: int) -> np.ndarray:
 
 
 @pytest.mark.promise(
-    "On SGLang a seeded token is the embedded engine's draw, up to the model's arithmetic"
+    "The SGLang plug-in draws the same token as the embedded engine from equal logits and an equal "
+    "seed."
 )
 @given(
     st.integers(0, 1000),

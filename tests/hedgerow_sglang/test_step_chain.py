@@ -58,7 +58,9 @@ def test_a_step_that_says_what_the_last_one_said_is_the_last() -> None:
     assert not pieces.over
 
 
-@pytest.mark.promise("On SGLang a chain in one request is the chain of rounds")
+@pytest.mark.promise(
+    "A chain in one SGLang request ends each step where the embedded engine would end it."
+)
 @given(
     st.lists(st.integers(0, len(PIECES) - 1), max_size=20),
     st.lists(st.sampled_from(["\n\n", "ab", "aab", "\nc", "b\n\na"]), min_size=1, max_size=3),

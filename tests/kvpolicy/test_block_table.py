@@ -190,6 +190,6 @@ class BlockTableMachine(RuleBasedStateMachine):
 
 BlockTableMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=25)
 TestBlockTable = pytest.mark.promise(
-    "Exact KV policy: prefix-closed, active paths whole, within the budget, a larger budget keeps "
-    "a superset"
+    "The KV policy stays within its budget, keeps active paths whole and prefixes closed, and "
+    "keeps a superset in a larger budget."
 )(BlockTableMachine.TestCase)

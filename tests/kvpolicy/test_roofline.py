@@ -191,8 +191,8 @@ LOADS = st.builds(SplitLoad, st.integers(1, 12), st.integers(1, 30), st.integers
 
 
 @pytest.mark.promise(
-    "The roofline split: for every verifier batch the largest generator batch that fits, and no "
-    "pair of these is faster"
+    "The roofline split is the fastest of all pairs of a verifier batch and the largest generator "
+    "batch that fits beside it."
 )
 @given(MODELS, MODELS, DEVICES, LOADS, st.integers(1, 8_000))
 def test_no_pair_of_batches_is_faster(

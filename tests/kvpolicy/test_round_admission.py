@@ -17,7 +17,8 @@ LENGTHS = st.dictionaries(st.integers(1, 40), st.integers(1, 9), min_size=1, max
 
 
 @pytest.mark.promise(
-    "On SGLang a pool that fits all holds no round back, and the oldest search always runs"
+    "No round on SGLang waits when the KV pool has room for all of them, and the oldest search "
+    "always runs."
 )
 @pytest.mark.parametrize(
     ("needs", "may"),

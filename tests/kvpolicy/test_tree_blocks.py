@@ -99,7 +99,9 @@ def test_a_block_that_joins_weighs_what_it_would_among_all(
         assert ahead or weight == pytest.approx(weights[node], rel=1e-12)
 
 
-@pytest.mark.promise("A block without a reward inherits its parent's value")
+@pytest.mark.promise(
+    "A KV block without a reward inherits its parent's value until it gets a reward."
+)
 def test_a_block_without_a_reward_has_its_parents_value_until_it_gets_one() -> None:
     """Values are inherited over any number of unscored blocks, also when a reward comes late."""
     blocks = tree_of(0, 1, 2, params=EvictionParams(distance_decay=0.0))

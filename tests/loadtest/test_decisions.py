@@ -33,7 +33,8 @@ async def grow(spec: SearchSpec, policy_of: PolicyOf | None = None) -> Outcome:
 
 
 @pytest.mark.promise(
-    "Decisions made again grow the same tree: what a benchmark times is what it compared"
+    "A benchmark that replays a search's decisions grows the same tree, so it times what it "
+    "compares."
 )
 @pytest.mark.parametrize("name", sorted(POLICIES))
 async def test_repeated_decisions_grow_the_same_tree(name: PolicyName) -> None:

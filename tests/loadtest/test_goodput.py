@@ -207,7 +207,7 @@ def test_whole_prefixes_score_the_same_and_are_read_whole(models: tuple[Path, Pa
 
 
 @pytest.mark.slow
-@pytest.mark.promise("Every side of the goodput benchmark grows the same trees")
+@pytest.mark.promise("Every variant in the goodput benchmark grows the same trees.")
 def test_a_small_run(models: tuple[Path, Path]) -> None:
     """Every key; the same trees by every variant, each in the same bytes of KV."""
     plan = GoodputPlan(

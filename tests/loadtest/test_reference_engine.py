@@ -71,7 +71,10 @@ async def test_the_embedded_forward_draws_the_references_tokens(checkpoint, temp
     assert len({step.tokens for step in steps}) == 4
 
 
-@pytest.mark.promise("The reference engine draws the same steps")
+@pytest.mark.promise(
+    "The embedded engine draws the same steps as the reference engine: tokens, texts and finish "
+    "reasons."
+)
 async def test_the_embedded_scheduler_draws_the_references_steps(checkpoint):
     """Batched, with stop strings: tokens, text and finish of every step are the reference's."""
     sampling = Sampling(stop=("x", "7", "th"), max_step_tokens=LIMIT)

@@ -61,7 +61,10 @@ def some(seed: int, temperature: float = 1.0, top_p: float = 1.0) -> np.ndarray:
     return distribution(logits, temperature, top_p)
 
 
-@pytest.mark.promise("Drawn by rejection (`leviathan`), tokens have the policy's distribution")
+@pytest.mark.promise(
+    "Rejection sampling (`leviathan`) draws tokens from the policy's distribution, whatever the "
+    "draft model proposes."
+)
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
 @pytest.mark.parametrize(("temperature", "top_p"), [(1.0, 1.0), (0.2, 1.0), (1.0, 0.7), (0.0, 1.0)])
 def test_the_first_two_tokens_by_enumeration(count: int, temperature: float, top_p: float) -> None:

@@ -72,7 +72,8 @@ def test_a_scenario_runs() -> None:
 
 
 @pytest.mark.promise(
-    "A server that is busy for long grows by less than 2 % and holds nothing afterwards"
+    "A server that runs for minutes at 80 % of its capacity grows by less than 2 % and holds "
+    "nothing afterwards."
 )
 @pytest.mark.slow
 @pytest.mark.nightly

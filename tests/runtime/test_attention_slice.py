@@ -64,7 +64,9 @@ def test_weights_are_those_of_transformers(tmp_path: Path, name: str) -> None:
     assert store.attention(slots).sum() == pytest.approx(1.0, abs=1e-5)
 
 
-@pytest.mark.promise("Nor does reading what the end of a step attends to")
+@pytest.mark.promise(
+    "Reading what the end of a step attends to changes no bit of the logits or of the KV cache."
+)
 def test_keeping_queries_changes_no_logits(forward: Forward) -> None:
     """Logits and KV have the same bits with and without kept queries, also after a reading."""
     ids, outputs = np.arange(40), []

@@ -94,8 +94,8 @@ def plain() -> list[str]:
 
 
 @pytest.mark.promise(
-    "Speculative expansion is early execution: every policy's tree is the same, with room and "
-    "without"
+    "Speculative expansion changes no tree: each policy grows the same one with ample and with "
+    "little KV."
 )
 @pytest.mark.parametrize("switches", SWITCHED)
 def test_every_policy_grows_the_same_tree(switches: str, plain: list[str]) -> None:
@@ -212,8 +212,8 @@ def until_early(engine: Scheduler, tokens: int = 4) -> None:
 
 
 @pytest.mark.promise(
-    "Speculation gives way to real work within one iteration and is the first to lose its KV; an "
-    "abort amid it frees everything"
+    "Requested branches take the places of speculative ones in the next iteration, and no token "
+    "drawn early is lost."
 )
 def test_real_work_takes_the_places_in_the_next_iteration() -> None:
     """When a second search asks, its branches replace all early sequences in the next batch."""

@@ -61,7 +61,8 @@ def test_children_of_steps_drawn_alike_are_one_voice() -> None:
 
 
 @pytest.mark.promise(
-    "What several branches draw alike is computed once, and each says what it would have said alone"
+    "Deduplication changes no step: each branch gets what it would draw alone, in any batch size "
+    "and KV pool."
 )
 @settings(max_examples=40)
 @given(

@@ -94,7 +94,7 @@ def test_hidden_states_of_a_step_are_its_own(forward: Forward) -> None:
     assert HiddenStates(forward, 2).embed_steps(steps) != together
 
 
-@pytest.mark.promise("Reading hidden states does not change a bit of the output")
+@pytest.mark.promise("Reading hidden states changes no bit of a search's logits.")
 def test_reading_hidden_states_changes_no_logits(forward: Forward) -> None:
     """Reading hidden states changes neither a search's store nor its logits."""
     ids, store = np.arange(40), forward.new_store(40)
@@ -216,7 +216,9 @@ def test_an_encoder_pools_as_its_folder_says(bert: Path) -> None:
     assert cls[0] == pytest.approx(states[0].tolist(), abs=1e-5)
 
 
-@pytest.mark.promise("A text's vector does not depend on what an encoder reads beside it")
+@pytest.mark.promise(
+    "An encoder gives a text the same vector, bit for bit, alone and in any batch."
+)
 def test_a_text_has_its_bits_in_any_batch(bert: Path) -> None:
     """A text's vector has the same bits alone and in batches of any lengths and order."""
     encoder = Encoder(bert)

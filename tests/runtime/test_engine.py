@@ -154,8 +154,8 @@ async def test_a_restarted_engine_draws_the_same(engine: EmbeddedEngine, referen
 
 
 @pytest.mark.promise(
-    "The engine owns one KV cache for all trees of all requests; controllers send hints, not "
-    "commands"
+    "A tree's steps and rewards have the same bits alone and beside seven others in one KV pool, "
+    "also with evictions."
 )
 @pytest.mark.parametrize(("kv_tokens", "threads"), [(4000, 2), (300, 1)])
 async def test_company_places_threads_and_memory_change_nothing(
@@ -372,7 +372,8 @@ async def test_an_engine_that_loads_is_not_up(options: EngineOptions) -> None:
 
 
 @pytest.mark.promise(
-    "The embedded engine is a process of its own; it dies and comes back apart from the server"
+    "The embedded engine is a separate process: if it is killed its calls fail at once, and after "
+    "a restart the same tree grows."
 )
 async def test_a_process_that_says_nothing_is_down_and_a_killed_one_comes_back(
     options: EngineOptions, reference: Scored

@@ -319,7 +319,8 @@ class Growing:
 
 
 @pytest.mark.promise(
-    "What goes next is the least valuable leaf, however long the order has been kept"
+    "`arborkv` always evicts the least valuable leaf next, however often its order has been "
+    "updated."
 )
 @pytest.mark.parametrize("params", [EvictionParams(), EvictionParams(distance_decay=0.0)])
 def test_the_lowest_leaf_goes_first(params: EvictionParams) -> None:

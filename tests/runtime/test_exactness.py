@@ -59,7 +59,7 @@ def in_chunks(forward: Forward, tokens: np.ndarray, cuts: list[int]) -> torch.Te
 
 
 @pytest.mark.promise(
-    "Batch-invariant arithmetic: prefill, decoding, chunks, neighbours, threads, shared prefixes"
+    "Prefill and token-by-token decoding give the same logits at every position, bit for bit."
 )
 def test_prefill_is_decoding(forward):
     """One call for all tokens and one call for each give equal bits at every position."""
@@ -162,7 +162,8 @@ def test_a_store_in_use_is_a_fresh_one(llama_forward, whole):
 
 
 @pytest.mark.promise(
-    "Outside the promise, by name: the plain forward makes no such promise, and says so"
+    "The plain forward pass has no such guarantee: its prefill and decoding agree to about 1e-4, "
+    "not bit for bit."
 )
 def test_the_plain_forward_makes_no_such_promise(llama, monkeypatch):
     """Without tiles some bit differs between prefill and decoding, so these tests can fail.

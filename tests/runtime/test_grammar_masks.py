@@ -96,7 +96,7 @@ def draw_reply(processors: LogitsProcessors, prompt: list[int], seed: int, model
     return output
 
 
-@pytest.mark.promise("A plain reply under a JSON schema that ends by itself fits the schema.")
+@pytest.mark.promise("A plain reply under a JSON schema fits the schema if it ends by itself.")
 @given(
     schema=SCHEMAS,
     model=st.integers(0, 1000),
@@ -252,8 +252,8 @@ async def steps(
 
 @pytest.mark.slow
 @pytest.mark.promise(
-    "A reply under a JSON schema has the same ids with and without drafts, sharing, company, "
-    "eviction and preemption."
+    "A reply under a JSON schema has the same token ids with drafts, sharing, other requests and "
+    "little KV as without."
 )
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 async def test_nothing_but_the_reply_decides(temperature: float) -> None:

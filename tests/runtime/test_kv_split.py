@@ -76,7 +76,9 @@ def test_too_little_to_share_is_said(options: EngineOptions) -> None:
         split_on_gpu(tight)
 
 
-@pytest.mark.promise("However KV is shared between the models, the tree is the same")
+@pytest.mark.promise(
+    "A search grows the same tree however the KV budget is split between policy and reward model."
+)
 def test_trees_are_the_same_by_every_split(options: EngineOptions) -> None:
     """Every split gives the same digest, in pools smaller than the search would fill."""
     tight = replace(options, kv_tokens=400, prm_kv_tokens=400, kv_load=SplitLoad(4, 60, 20))

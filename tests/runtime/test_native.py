@@ -132,7 +132,10 @@ def test_heads_of_many_sizes_are_read(size: int, window: int | None) -> None:
     assert choose_kernel("native", config, (1, 2)) is native()
 
 
-@pytest.mark.promise("What is compiled is used only where it was seen to be exact")
+@pytest.mark.promise(
+    "The engine refuses a compiled attention kernel that has wrong values, or bits that depend on "
+    "other rows."
+)
 @built
 def test_what_computes_wrongly_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """A kernel with small errors, or with bits that depend on other rows, is refused."""

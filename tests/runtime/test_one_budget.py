@@ -197,6 +197,6 @@ def naive_step_of(branch: Branch) -> Step:
 
 Searches.TestCase.settings = settings(max_examples=25, stateful_step_count=15)
 TestSearches = pytest.mark.promise(
-    "One KV budget over all searches: never exceeded, nobody starves, the engine's accounting is "
-    "right whatever is asked, dropped or gone back to"
+    "Searches never exceed the KV pool that they share; steps and accounting stay right whatever "
+    "is requested, aborted or revisited."
 )(Searches.TestCase)

@@ -41,8 +41,7 @@ def options(folders: tuple[Path, Path], form: str = FORMAT) -> EngineOptions:
 
 
 @pytest.mark.promise(
-    "An outcome model's reward is that of the whole finished reply, as transformers reads it; what"
-    " compares steps is refused"
+    "An outcome model rewards the whole finished reply, with the value that transformers gives."
 )
 async def test_rewards_are_those_of_transformers(folders: tuple[Path, Path]) -> None:
     """Replies of one to eight steps, each read whole, have the sigmoid of transformers' score."""

@@ -73,8 +73,7 @@ def branches(prompts: list[list[int]], limit: int) -> list[Branch]:
 
 
 @pytest.mark.promise(
-    "A real pretrained model's steps are those of transformers, on the embedded engine and on "
-    "SGLang"
+    "The embedded engine draws the same steps with a real pretrained model as transformers does."
 )
 @pytest.mark.parametrize(
     "sampling",
@@ -227,7 +226,10 @@ SWITCHES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.nightly
-@pytest.mark.promise("Its trees do not depend on switches or on KV")
+@pytest.mark.promise(
+    "A real pretrained model grows the same trees whichever optimisations are on, also in a small "
+    "KV pool."
+)
 @pytest.mark.parametrize(
     ("rewards", "switches"),
     [("none", list(SWITCHES)), ("generative", ["batches", "all, in little room"])],

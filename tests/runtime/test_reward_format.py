@@ -76,7 +76,7 @@ def test_the_tag_stands_after_every_step_and_stays(text: Text) -> None:
 
 
 @pytest.mark.promise(
-    "A reward model with its own tokenizer keeps its own ids of a step, built once"
+    "A reward model with its own tokenizer gets its own ids of each step, encoded once."
 )
 def test_another_tokenizer_reads_the_texts(text: Text, tmp_path: Path) -> None:
     """Its ids are encoded from question and texts, each step once, with its own tag."""

@@ -279,7 +279,7 @@ def rewards_of(
 
 
 @pytest.mark.promise(
-    "A step's score costs a prefill of that step, and is the one that the model's own code gives"
+    "Scoring a step costs one prefill of that step and gives the reward that transformers gives."
 )
 @pytest.mark.parametrize("form", CASES)
 def test_rewards_are_those_of_transformers(

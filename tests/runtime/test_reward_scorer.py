@@ -143,7 +143,8 @@ def test_a_path_that_cannot_fit_is_refused_with_both_sizes() -> None:
 
 
 @pytest.mark.promise(
-    "A step drawn ahead is scored in the pass of the step before it; a score once given is kept"
+    "A step drawn ahead is scored in the same pass as the step before it, and its reward is kept "
+    "until requested."
 )
 def test_a_step_ahead_is_scored_in_the_pass_of_the_one_before() -> None:
     """Both rewards come from one pass, bit for bit; the second one costs nothing when requested."""

@@ -13,8 +13,8 @@ HALVES = np.log(np.array([[0.5, 0.25, 0.125, 0.125]], dtype=np.float32))
 
 
 @pytest.mark.promise(
-    "Coupled sampling: argmax of log-probability plus noise that is a hash of seed, position and "
-    "token"
+    "A sampled token is the argmax of log-probability plus noise that is a hash of seed, position "
+    "and token."
 )
 def test_token_is_the_argmax_of_logprob_plus_noise():
     """Temperature 1 adds the noise to the log-probabilities; 2 halves them first."""
@@ -43,8 +43,8 @@ def test_top_p_keeps_the_fewest_that_reach_it(top_p, allowed):
 
 
 @pytest.mark.promise(
-    "A draft under the same noise proposes what the target's own truncation decides (what coupled "
-    "acceptance rests on)"
+    "Top-p sampling draws the token of plain sampling if it is in the nucleus; coupled draft "
+    "acceptance rests on this."
 )
 def test_top_p_draws_what_plain_sampling_would_draw_inside_the_nucleus():
     """The column of the noise is the token id: truncation never renumbers it."""

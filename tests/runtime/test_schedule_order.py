@@ -29,7 +29,9 @@ def branches() -> list[Branch]:
     return [Branch(p, c, (1,), 50 - i, 8, 10 + i) for i, (p, c) in enumerate(places)]
 
 
-@pytest.mark.promise("Siblings adjacent, parents in their order; any order grows the same tree")
+@pytest.mark.promise(
+    "Prefix order runs siblings next to each other and parents in their own order."
+)
 def test_orders_by_hand() -> None:
     """Prefix order keeps siblings together, fcfs takes first children first, random is by seed."""
     assert ranks(branches(), "prefix") == [0, 1, 2, 3, 4]
@@ -104,7 +106,7 @@ def test_no_row_is_wasted_and_no_tree_gets_more_than_one_that_wants_more(
 
 
 @pytest.mark.promise(
-    "Whose turn it is follows the tree, not the number of branches, and changes no step"
+    "Searches take turns by tree, not by number of branches, and their turns change no step."
 )
 def test_a_small_search_does_not_wait_for_a_wide_one() -> None:
     """With four places a later search's two branches finish while most of the first one's forty
@@ -125,7 +127,7 @@ def test_a_small_search_does_not_wait_for_a_wide_one() -> None:
     assert answers == finish(alone)
 
 
-@pytest.mark.promise("One key's cached prefixes never speed up another's")
+@pytest.mark.promise("One key's cached prefixes never speed up another key's requests.")
 def test_one_keys_cache_never_serves_another() -> None:
     """The same branches cost as much in another namespace and nearly nothing in the same one; the
     steps are equal everywhere."""

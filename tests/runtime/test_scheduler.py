@@ -44,7 +44,10 @@ def test_steps_are_what_naive_decoding_samples(reference: list) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.promise("A child says the same whenever it is run; nothing is truncated or drawn anew")
+@pytest.mark.promise(
+    "A child's step is the same whenever it is drawn: beside other trees, in any batch, after "
+    "eviction and preemption."
+)
 @pytest.mark.parametrize("kv_policy", ["lru", "arborkv"])
 @pytest.mark.parametrize(
     ("batch_limit", "kv_tokens"), [(1, 4000), (3, 4000), (64, 4000), (64, 130), (7, 65)]
@@ -81,7 +84,7 @@ def test_a_warm_cache_changes_nothing_but_the_work(reference: list) -> None:
     assert first.decoded_tokens == second.decoded_tokens
 
 
-@pytest.mark.promise("Forks copy nothing")
+@pytest.mark.promise("Forks copy no KV: children hold their common prefix and tokens once.")
 @pytest.mark.parametrize("dedup", [False, True])
 def test_forks_copy_nothing(dedup: bool) -> None:
     """Sixteen children compute and hold their prefix and common tokens once.

@@ -71,7 +71,10 @@ def test_nonsense_has_a_size(pattern: str) -> None:
     assert written_out(pattern) >= 0
 
 
-@pytest.mark.promise("A schema that would take long to compile is refused before it is tried")
+@pytest.mark.promise(
+    "The server refuses a JSON schema that would take long to compile, judging by the size of its "
+    "patterns."
+)
 @pytest.mark.parametrize(
     "schema",
     [

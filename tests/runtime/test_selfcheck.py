@@ -17,7 +17,9 @@ def test_the_largest_group_of_equal_sizes_stays():
     assert largest_agreeing((64, 16, 4), results(bits)) == (16, 4)
 
 
-@pytest.mark.promise("Tile sizes that do not agree bit for bit on this machine are not used")
+@pytest.mark.promise(
+    "The engine uses no tile size whose results differ in any bit when repeated on this machine."
+)
 def test_a_size_that_does_not_repeat_itself_is_left_out():
     """Size 64 gives other bits on repetition, so it is left out though its first result agrees."""
     bits = {64: [1.5, 1.0], 16: [1.5, 1.5], 4: [1.5, 1.5]}

@@ -74,7 +74,7 @@ def _kernel(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.mark.promise(
-    "A draw that looks at few tokens is the draw that looks at all, to the last bit"
+    "A draw from a shortlist of tokens equals the draw from the whole vocabulary, to the last bit."
 )
 @pytest.mark.usefixtures("_kernel")
 @given(

@@ -71,8 +71,7 @@ def drafted(wrong: int = 4, **changes: Any) -> tuple[Scheduler, Likeness, HashMo
 
 
 @pytest.mark.promise(
-    "Drafts change time alone: serial or scheduled, right or wrong, in little memory: equal steps "
-    "and digests"
+    "Drafts change no step: serial or scheduled, right or wrong, in ample or little memory."
 )
 @pytest.mark.parametrize("dedup", [False, True], ids=["apart", "deduplicated"])
 @pytest.mark.parametrize(
@@ -146,7 +145,7 @@ def test_a_draft_that_is_always_right_saves_passes() -> None:
     assert totals.prefilled_tokens == len(PROMPTS["tree5"])
 
 
-@pytest.mark.promise("n drafts do not cost n prompts")
+@pytest.mark.promise("The draft model reads the prompt of n drafts once, not n times.")
 def test_drafts_share_their_prompt() -> None:
     """The draft model reads the prompt of sixteen drafts once; later steps find it cached."""
     engine, draft, _ = drafted(wrong=10**9, draft_tokens=2)

@@ -58,7 +58,10 @@ def starter(family: MarkedProcesses, *command: str) -> subprocess.Popen[bytes]:
     )
 
 
-@pytest.mark.promise("What `--launch` starts never outlives it, whatever ends it")
+@pytest.mark.promise(
+    "Processes that `--launch` starts on Linux end when their starter is killed, even if they "
+    "ignore SIGTERM."
+)
 @pytest.mark.timeout(60)
 def test_nothing_is_left_of_a_family_whose_starter_is_killed(family: MarkedProcesses) -> None:
     """All processes end, though they ignore SIGTERM, and some left the group or are orphans."""

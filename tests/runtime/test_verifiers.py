@@ -76,7 +76,8 @@ async def test_the_bundled_one_is_pure() -> None:
 
 
 @pytest.mark.promise(
-    "A verifier's fault is its own search's error, counted; others go on, however it fails"
+    "A verifier that fails, in whatever way, fails that call alone, with an error that says how; "
+    "the next call is answered."
 )
 @pytest.mark.parametrize(
     ("fault", "message"),

@@ -88,7 +88,7 @@ async def test_the_dead_stay_dead(
     assert not alive & dead_stay_dead(engine, tree)
 
 
-@pytest.mark.promise("A policy has no memory: its plan follows from the tree alone")
+@pytest.mark.promise("A backtracking policy has no memory: its plan follows from the tree alone.")
 @BOTH
 @settings(max_examples=40)
 @given(dials=dials, engine=ROUGH)

@@ -60,7 +60,9 @@ def test_the_path_goes_on_and_the_rest_of_the_round_explores() -> None:
     assert policy.score(visits, tree[3]) == pytest.approx(C * sqrt(3) * 0.5 / 2)
 
 
-@pytest.mark.promise("What an engine is told of where a search would turn is where it turns")
+@pytest.mark.promise(
+    "Best-first search expands its leaves in the order that it announces to the engine."
+)
 @pytest.mark.parametrize("rewards", [(0.9, 0.6, 0.5), (0.2, 0.2, 0.2), (0.1, 0.9)])
 def test_a_round_is_the_front_of_the_outlook(rewards: tuple[float, ...]) -> None:
     """However many leaves a round takes, they are the next ones that were foreseen."""

@@ -179,7 +179,7 @@ async def test_a_budget_met_before_anything_finished_leaves_the_best_path(
     assert outcome.stats.reply_tokens == 4
 
 
-@pytest.mark.promise("Logical budgets count the committed tree and are never exceeded")
+@pytest.mark.promise("A search never exceeds its token budgets, which count the committed tree.")
 @settings(max_examples=40)
 @given(
     seed=st.integers(0, 1000),

@@ -246,7 +246,7 @@ async def test_the_search_says_why_it_stopped() -> None:
 
 
 @pytest.mark.promise(
-    "A search that stops because its answer is certain has the answer of the whole search"
+    "A search that stops because its answer is certain gives the answer of the whole search."
 )
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 @settings(max_examples=40)

@@ -74,7 +74,10 @@ async def test_a_search_worked_by_hand() -> None:
     assert engine.live == set()
 
 
-@pytest.mark.promise("Token ids are the truth: steps are forked by ids and never tokenised again")
+@pytest.mark.promise(
+    "A child starts from its parent's token ids, with a seed that follows from the request's seed "
+    "and its path."
+)
 async def test_branches_carry_prefix_seed_and_order() -> None:
     """A child's seed follows from the request seed and its path.
 
@@ -126,7 +129,10 @@ def test_a_node_that_grows_again_goes_on_counting() -> None:
         builder.commit(builder.pending(branches, [step, step]), {})
 
 
-@pytest.mark.promise("Dead nodes are released at once, and what a search may return to is not dead")
+@pytest.mark.promise(
+    "A search reports a node dead in the next round once nothing can grow there, but never one "
+    "that it may return to."
+)
 @pytest.mark.parametrize(("again", "dead"), [(False, (1, 3)), (True, (3,))])
 def test_dead_is_what_nobody_may_come_back_to(again: bool, dead: tuple[int, ...]) -> None:
     """The one child of 1 has ended: 3 is dead in any search, 1 unless 1 may grow again."""
@@ -167,7 +173,10 @@ async def test_sampling_follows_the_spec() -> None:
     assert engine.samplings[0] == Sampling(1.0, 1.0, (), 4, prompt_tokens=3)
 
 
-@pytest.mark.promise("Rounds: results are seen whole and in id order, never in order of arrival")
+@pytest.mark.promise(
+    "A search sees a round's results whole and in id order, so the order of arrival changes no "
+    "tree."
+)
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 @settings(max_examples=10)
 @given(seed=st.integers(0, 2**63 - 1), order=st.integers(0, 2**32))
@@ -190,7 +199,7 @@ async def test_another_seed_another_tree() -> None:
     ).digest
 
 
-@pytest.mark.promise("Rewards are rounded to 1e-4 when they enter the tree")
+@pytest.mark.promise("The tree rounds rewards to 1e-4 when they enter it.")
 async def test_noise_on_rewards_changes_nothing() -> None:
     """Rewards are rounded to 1e-4 when they enter: noise of 1e-7 does not reach the tree."""
     noisy = ScriptedEngine(score_of=lambda texts: 0.5 + 1e-7 * (dice(tuple(texts)) % 3 - 1))
@@ -199,7 +208,7 @@ async def test_noise_on_rewards_changes_nothing() -> None:
     assert {n.reward for n in (await run(noisy)).tree.nodes[1:]} <= {0.5, None}
 
 
-@pytest.mark.promise("One score for each distinct token prefix")
+@pytest.mark.promise("A search scores each distinct token prefix once.")
 async def test_equal_paths_are_scored_once() -> None:
     """Eight children of which six are twins: two paths are asked, all eight have rewards."""
     lines = ["a\n\n", "b\n\n", "a\n\n", "a\n\n", "b\n\n", "a\n\n", "b\n\n", "a\n\n"]

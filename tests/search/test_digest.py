@@ -84,7 +84,10 @@ def changed(tree: Tree, answer: str | None, what: str, which: int) -> tuple[Tree
     return tree, answer
 
 
-@pytest.mark.promise("`tree_digest` covers ids, parents, tokens, rewards, states and the answer")
+@pytest.mark.promise(
+    "`tree_digest` changes with every id, parent, token, reward and state, with the prompt and "
+    "with the answer."
+)
 @settings(max_examples=100)
 @given(
     seed=st.integers(0, 50),

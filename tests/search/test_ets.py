@@ -160,7 +160,7 @@ async def grown(engine: ScriptedEngine, **dials: object) -> Outcome:
     return await grow(engine, spec, prompt="Q: ")
 
 
-@pytest.mark.promise("Each distinct step is embedded once, alone, rounded")
+@pytest.mark.promise("ETS embeds each distinct step once, and equal steps share one unit vector.")
 async def test_each_distinct_step_is_embedded_once() -> None:
     """Over the whole search; equal steps get the vector of the first, unit and rounded."""
     engine = rough(5, 10, 20)

@@ -298,7 +298,8 @@ async def test_an_engine_without_a_reward_model_is_refused_at_once() -> None:
 
 
 @pytest.mark.promise(
-    "A node without a reward is an error that names the reward format, never a silent drop"
+    "A reward that is not a number from 0 to 1 fails the search with an error that names the "
+    "engine and its models."
 )
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -0.1, 1.1])
 async def test_a_reward_that_is_none_is_an_error(wrong: float) -> None:

@@ -82,7 +82,7 @@ class TellingEngine(ScriptedEngine):
         return moved
 
 
-@pytest.mark.promise("What is told of the KV cache changes no tree")
+@pytest.mark.promise("Events about the KV cache change no tree.")
 async def test_a_watched_search_tells_its_kv_and_is_the_same_search() -> None:
     """A ``kv`` closes every round; the tree is that of an engine that says nothing."""
     quiet, before = await watched(rough(20, 20, 10), "rebase", 6, 4)

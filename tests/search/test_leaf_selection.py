@@ -61,8 +61,8 @@ def objective(
 
 
 @pytest.mark.promise(
-    "ETS keeps what the paper's objective (7) says: no other set of leaves is better, for both "
-    "costs"
+    "ETS keeps the best set of leaves by the paper's objective (7): no other set is better, but "
+    "for rounding, for both costs."
 )
 @settings(max_examples=150)
 @given(found=programs(), lambda_b=dials, lambda_d=dials, clustered=st.booleans())
@@ -114,7 +114,7 @@ def random_tree(
     return blocks, rng.integers(0, 20, len(level)).tolist(), clusters.tolist()
 
 
-@pytest.mark.promise("Both solvers prove the same optimum")
+@pytest.mark.promise("Both ETS solvers, HiGHS and CBC, prove the same optimum.")
 @pytest.mark.slow
 def test_both_solvers_reach_the_same_objective_on_500_trees() -> None:
     """HiGHS and CBC prove the same optimum, in whole numbers, for both costs."""
@@ -191,7 +191,7 @@ def test_no_leaf_more_or_less_would_be_better() -> None:
 
 
 @pytest.mark.promise(
-    "Solvers have node limits, not time limits; beyond them the round is REBASE's, and is counted"
+    "The ETS solver HiGHS stops at a limit on nodes and then returns no set of leaves."
 )
 def test_the_node_limit_is_met() -> None:
     """Without a node to look at HiGHS proves nothing and says so; with one it is done."""

@@ -55,7 +55,7 @@ def test_values_worked_by_hand() -> None:
 
 
 @pytest.mark.promise(
-    "Within a round, selection uses the statistics of its start plus virtual visits"
+    "MCTS selects the nodes of a round by the statistics at its start plus virtual visits."
 )
 def test_virtual_visits_spread_a_round() -> None:
     """After the walk to 3 N of the root is 7: 2 is worth 0.951 and 1 0.945, the other way round.

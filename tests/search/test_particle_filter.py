@@ -110,7 +110,9 @@ def test_the_undrawn_are_pruned() -> None:
     assert ParticleFilter(4, 3).plan(tree) == Round({2: 4}, (1, 3))
 
 
-@pytest.mark.promise("Randomised policies get a seeded generator: a tree has one plan")
+@pytest.mark.promise(
+    "Particle filtering has one plan for a tree and a seed, whatever was planned before."
+)
 def test_a_tree_has_one_plan() -> None:
     """Planning again changes nothing, and neither does another policy object in between."""
     tree = row(0.5, 0.6, 0.3, 0.8, 0.45)

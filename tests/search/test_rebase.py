@@ -38,7 +38,9 @@ def test_shares_worked_by_hand(
     assert allocate(rewards, total, temperature) == shares
 
 
-@pytest.mark.promise("Allocations in float64 with ceil(x - 1e-9); ties to the lower id")
+@pytest.mark.promise(
+    "REBASE allocates children by ceil(x - 1e-9) in float64, so that rounding noise adds no child."
+)
 def test_rounding_noise_does_not_buy_a_child() -> None:
     """Integer shares stay integers: plain float arithmetic turns these 4 over 4 into 2, 1, 1, 0.
 

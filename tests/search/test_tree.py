@@ -95,7 +95,10 @@ PURPOSES = ("step", "judge", "vote")
 """Two of them are equally long."""
 
 
-@pytest.mark.promise("A node's noise follows from the request's seed, the purpose and its path")
+@pytest.mark.promise(
+    "A node's noise follows from the request's seed, the purpose and its path, and no two streams "
+    "are alike."
+)
 @given(
     st.lists(st.tuples(st.integers(0, 3), st.lists(st.integers(0, 9), max_size=4)), unique_by=str)
 )

@@ -306,7 +306,9 @@ def test_an_answer_is_compared_once() -> None:
     assert asked == [("1", "2"), ("1", "3"), ("2", "3")]
 
 
-@pytest.mark.promise("Classes of equal answers follow from node order alone")
+@pytest.mark.promise(
+    "Votes group equal answers by node order alone, whether during the search or at its end."
+)
 @given(st.text("123456789", max_size=12), st.sets(st.integers(0, 12)))
 def test_classes_do_not_depend_on_when_they_are_asked_for(answers: str, asked: set[int]) -> None:
     """Sorted while the tree grows or all at once: the same classes, in the same order. Each joins

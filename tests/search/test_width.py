@@ -106,8 +106,14 @@ def test_a_missing_reward_is_an_error(policy: PolicyName) -> None:
         POLICIES[policy](SearchSpec(policy=policy, width=4)).plan(row(0.5, None))
 
 
-@pytest.mark.promise("A policy spends exactly its width, and shrinks it as trajectories finish")
-@pytest.mark.promise("Every policy finishes exactly its width")
+@pytest.mark.promise(
+    "Each round of a level-by-level policy (not `tot_bfs`) draws exactly the width less the "
+    "finished trajectories."
+)
+@pytest.mark.promise(
+    "A level-by-level policy (not `tot_bfs`) finishes exactly its width unless branches die or "
+    "reach the depth limit."
+)
 @BY_WIDTH
 @settings(max_examples=25)
 @given(

@@ -292,7 +292,9 @@ async def test_what_the_queue_took_is_off_the_deadline(monkeypatch: pytest.Monke
     assert await seconds_after_turn(None, 5.0) == 5.0
 
 
-@pytest.mark.promise("A full queue refuses before anything is spent, and says when to come back")
+@pytest.mark.promise(
+    "A full queue refuses a request before anything is spent on it, and says when to retry."
+)
 @pytest.mark.parametrize("settings", [{"max_running": 1, "max_queued": 1}], indirect=True)
 @in_time
 async def test_overload_is_refused_before_anything_is_spent(

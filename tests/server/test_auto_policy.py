@@ -68,7 +68,10 @@ async def chat_search(app: FastAPI, **fields: Any) -> dict[str, Any] | None:
     return reply.json().get("search")
 
 
-@pytest.mark.promise("Policy `auto` is the tree of the policy that it stands for, named")
+@pytest.mark.promise(
+    "Policy `auto` grows the tree of the policy that it stands for, and the reply names that "
+    "policy."
+)
 async def test_auto_is_what_the_file_says_and_the_reply_names_it(tmp_path: Path) -> None:
     """The tree is that of the same seed with the policy and its fields named."""
     app = app_of(tmp_path, TUNED, ScriptedEngine())

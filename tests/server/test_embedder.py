@@ -59,8 +59,8 @@ async def ets(http: httpx2.AsyncClient, policy: str = "ets") -> dict:
 
 
 @pytest.mark.promise(
-    "An embedder's fault costs its search the comparison of steps, not the answer; it is counted, "
-    "told and logged once"
+    "An embedder that fails costs its search the comparison of steps, not the answer; it is "
+    "counted, reported and logged once."
 )
 async def test_a_search_outlives_its_embedder(
     http: httpx2.AsyncClient, engine: EndpointEngine, caplog: pytest.LogCaptureFixture

@@ -35,7 +35,10 @@ def in_flight(http: httpx2.Client) -> bool:
     return 'hedgerow_searches_in_flight{policy="rebase"} 1.0' in http.get("/metrics").text
 
 
-@pytest.mark.promise("The first signal drains, nobody is left without an end")
+@pytest.mark.promise(
+    "The server drains at the first signal: running requests finish, and new ones get a 503 that "
+    "says when to retry."
+)
 @pytest.mark.slow
 def test_the_first_signal_drains() -> None:
     """Running requests finish, new ones are told to go elsewhere, readiness turns red, health does

@@ -77,10 +77,7 @@ async def test_the_chosen_reply_of_a_search(openai: AsyncOpenAI, stream: bool) -
     assert text == tokens != ""
 
 
-@pytest.mark.promise(
-    "Log-probabilities that are told are those of transformers' own forward to 1e-4, and asking "
-    "changes nothing"
-)
+@pytest.mark.promise("A request for log-probabilities changes no tree.")
 async def test_asking_for_them_changes_no_tree(openai: AsyncOpenAI) -> None:
     """The digest is the same with and without them."""
     plain = await chat(openai, search=SEARCH)

@@ -46,7 +46,8 @@ async def open_chat(port: int, body: dict[str, Any]) -> tuple[asyncio.StreamRead
 
 
 @pytest.mark.promise(
-    "Of many clients at once none is lost, and whoever leaves takes everything along"
+    "Each of 500 clients that stream at once gets its whole reply, and no search is left "
+    "afterwards."
 )
 async def test_five_hundred_streams_at_once(app: FastAPI, engine: ScriptedEngine) -> None:
     """Every stream is whole, in order and ended properly."""
@@ -167,8 +168,8 @@ def ask_streamed(http: httpx2.Client, body: dict[str, Any]) -> str | None:
 
 
 @pytest.mark.promise(
-    "An engine that dies under load costs no request its answer or its error, and makes no answer "
-    "wrong"
+    "Every request gets its right answer or a clear error, never a wrong answer, when the engine "
+    "dies under load."
 )
 def test_the_engine_is_killed_under_load() -> None:
     """Several times: every request gets its right answer, or an error that says what happened;

@@ -64,7 +64,9 @@ def test_different_answers_are_not(first: str, second: str) -> None:
     assert not Maths().same(second, first)
 
 
-@pytest.mark.promise("Answers are compared within stated sizes, without a clock")
+@pytest.mark.promise(
+    "The server compares an answer that could take long to evaluate only as it is written."
+)
 @pytest.mark.parametrize(
     "answer",
     [

@@ -32,7 +32,7 @@ def test_every_route_that_names_a_search_is_known(app: FastAPI) -> None:
     assert routes == ROUTES.keys()
 
 
-@pytest.mark.promise("A search is its own key's alone, whatever it is asked")
+@pytest.mark.promise("A search belongs to its API key: for any other key no route finds it.")
 @pytest.mark.parametrize("route", ROUTES, ids=" ".join)
 @pytest.mark.parametrize("finished", [True, False])
 @pytest.mark.parametrize("settings", [TWO], indirect=True)

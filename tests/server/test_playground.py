@@ -211,7 +211,7 @@ def test_what_goes_wrong_is_said_in_plain_words(browser: Browser, engine: GatedE
 
 
 @pytest.mark.promise(
-    "In the playground a wrong value marks its field, and the tree that was there stays"
+    "The playground marks the field of a wrong value and keeps the tree that it shows."
 )
 def test_a_wrong_value_is_marked_and_the_tree_stays(
     browser: Browser, engine: GatedEngine, url: str

@@ -20,7 +20,10 @@ TYPES = {
 }
 
 
-@pytest.mark.promise("The playground needs nothing from elsewhere, and axe finds no fault in it")
+@pytest.mark.promise(
+    "The playground loads files from its own server only, and its content policy forbids all "
+    "others."
+)
 async def test_the_page_needs_nothing_from_elsewhere(http: httpx2.AsyncClient) -> None:
     """Every file that a file names is served, with its type and a policy that forbids others."""
     visited: set[str] = set()

@@ -98,7 +98,10 @@ def total(http: httpx2.Client, tokens: str) -> float:
     return metric(http, f"hedgerow_{tokens}_tokens_total", served="sprig")
 
 
-@pytest.mark.promise("every policy solves questions over vLLM, by /v1/search and by chat")
+@pytest.mark.promise(
+    "Every policy on vLLM answers at least two thirds of the questions right, over `/v1/search` "
+    "and chat together."
+)
 @pytest.mark.parametrize("name", POLICIES)
 def test_every_policy_is_right(bundled: Server, name: str) -> None:
     """Each question by both routes; one in three may be missed, as narrow searches miss some."""
@@ -179,7 +182,9 @@ def test_what_is_not_cached_is_counted_and_said_once(
     assert "".join(server.log).count("does it heed the header x-tree?") == 1
 
 
-@pytest.mark.promise("Qwen2.5-Math-PRM's rewards by vLLM's own class are transformers' to 1e-3")
+@pytest.mark.promise(
+    "A Qwen2.5-Math-PRM in vLLM's own class gives the rewards of transformers to 1e-3."
+)
 def test_rewards_are_those_of_transformers(published: Server, prm: Path) -> None:
     """``/v1/score`` gives the rewards of each step."""
     body = {"question": QUESTION, "steps": list(STEPS)}

@@ -82,7 +82,9 @@ async def test_the_engine_is_told_the_schema(
     assert engine.samplings[0].prompt_tokens == len(prompt)
 
 
-@pytest.mark.promise("OpenAI's `.parse` reads typed replies, from chat and from responses")
+@pytest.mark.promise(
+    "OpenAI's client reads typed replies with `.parse`, from chat and from responses."
+)
 async def test_openais_client_parses_a_reply(openai: AsyncOpenAI) -> None:
     """The client's schema is understood, and a thought's tag inside the JSON is only text."""
     chat = await openai.chat.completions.parse(

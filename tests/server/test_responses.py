@@ -164,9 +164,7 @@ async def test_log_probabilities(openai: AsyncOpenAI, engine: ScriptedEngine, st
     assert [t.token for t in item.content[0].logprobs[0].top_logprobs] == ["I", "J"]
 
 
-@pytest.mark.promise(
-    "`/v1/responses` is drawn as a chat is, and its stream tells each item whole, once"
-)
+@pytest.mark.promise("`/v1/responses` draws with the same seed and sampling parameters as a chat.")
 async def test_it_is_drawn_as_a_chat_is(openai: AsyncOpenAI, engine: ScriptedEngine) -> None:
     """The engine gets the same seed and sampling parameters."""
     engine.logits_params = LOGITS_PARAMS

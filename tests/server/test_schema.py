@@ -77,7 +77,9 @@ schema.config.generation.update(modes=[GenerationMode.POSITIVE, GenerationMode.N
 schema.config.phases.coverage.enabled = AT_LENGTH
 
 
-@pytest.mark.promise("Whatever is sent, the answer is a reply or a clear 4xx")
+@pytest.mark.promise(
+    "Any request gets a documented reply or a clear 4xx, or a 504 if its search runs out of time."
+)
 @schema.parametrize()
 @settings(
     max_examples=EXAMPLES,

@@ -58,8 +58,8 @@ async def rewards(client: httpx2.AsyncClient, body: dict[str, Any]) -> list[list
 
 @pytest.mark.slow
 @pytest.mark.promise(
-    "Steps that a client has are scored as a search scores them, by every format, alone or in "
-    "company; the key pays for what was read"
+    "`/v1/score` gives a client's steps the rewards of transformers, by every format, alone or "
+    "beside other work."
 )
 @pytest.mark.parametrize("form", CASES)
 async def test_rewards_are_those_of_transformers(form: str, policy: Path, tmp_path: Path) -> None:

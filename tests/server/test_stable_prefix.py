@@ -30,7 +30,9 @@ def say(branch: Branch) -> str:
     return f"The answer is {roll}." if roll < 5 else f"step {roll // 4}\n\n"
 
 
-@pytest.mark.promise("What a stream has said of the reply can no longer change")
+@pytest.mark.promise(
+    "Text of a reply that a stream has sent never changes: the final reply begins with it."
+)
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 @settings(max_examples=15)
 @given(width=st.integers(1, 8), seed=st.integers(0, 2**32), restarts=st.integers(0, 2))

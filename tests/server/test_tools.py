@@ -156,7 +156,10 @@ async def test_arguments_that_only_open_are_refused_by_name(
     assert error["param"] == "messages[1].tool_calls[0].function.arguments"
 
 
-@pytest.mark.promise("A call that must be made has arguments that fit the tool's schema")
+@pytest.mark.promise(
+    "A tool call that must be made has arguments drawn under the tool's schema, and the reply has "
+    "nothing else."
+)
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_tool_that_must_be_called(
     openai: AsyncOpenAI, engine: ScriptedEngine, stream: bool

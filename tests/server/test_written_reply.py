@@ -64,7 +64,8 @@ async def answer_to(http: httpx2.AsyncClient, **fields: Any) -> dict[str, Any]:
 
 
 @pytest.mark.promise(
-    "A search with a schema grows the tree that it grows without one, and its reply fits the schema"
+    "A search with a JSON schema grows the same tree as without one, and its reply is drawn under "
+    "the schema."
 )
 async def test_the_tree_reasons_and_the_reply_is_written(
     http: httpx2.AsyncClient, engine: ScriptedEngine

@@ -120,8 +120,8 @@ def test_with_room_for_everything_every_policy_draws_what_a_naive_engine_does(
 
 @pytest.mark.slow
 @pytest.mark.promise(
-    "Token eviction: active paths whole where they come back, the budget kept, the accounting "
-    "right, private to its tree"
+    "Token eviction stays within its budget, accounts correctly and touches no other tree; with "
+    "rehydration steps read whole paths."
 )
 @settings(max_examples=20)
 @given(

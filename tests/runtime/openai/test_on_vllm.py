@@ -134,7 +134,10 @@ PARAMETERS = (
 )
 
 
-@pytest.mark.promise("what vLLM is sent of its sampling parameters holds over whole trajectories")
+@pytest.mark.promise(
+    "Sampling parameters on vLLM act on whole trajectories: greedy and top-k or min-p steps equal "
+    "the embedded engine's."
+)
 @pytest.mark.parametrize("params", PARAMETERS, ids=lambda params: " ".join(params.asked()))
 async def test_sampling_parameters_are_the_embedded_engines(
     engine: OpenaiEngine, params: LogitsParams

@@ -51,7 +51,8 @@ async def send_all(replica: Replica, requests: list[dict[str, Any]], waits: int 
 
 
 @pytest.mark.promise(
-    "On SGLang an item of a list that fails fails its own call, and a round's hint is told once"
+    "A list request to SGLang has one value for each item in every field but `priority`, which all "
+    "items share."
 )
 def test_a_list_names_every_field_an_item() -> None:
     """A list has one value for each item in every field but ``priority``, which SGLang shares."""

@@ -39,7 +39,9 @@ async def engine(yard: SharedServers) -> AsyncIterator[SglangEngine]:
     await sglang_engine.close()
 
 
-@pytest.mark.promise("On SGLang too a plain reply under a schema that ends by itself fits it")
+@pytest.mark.promise(
+    "A plain reply under a JSON schema fits the schema on SGLang too if it ends by itself."
+)
 async def test_replies_fit_their_schema(engine: SglangEngine) -> None:
     """Replies that end by themselves fit the schema, sampled or greedy; equal requests agree."""
     able = engine.capabilities

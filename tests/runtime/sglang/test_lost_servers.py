@@ -43,8 +43,8 @@ async def wait_for_requests(server: MortalStub, more: int) -> None:
 
 
 @pytest.mark.promise(
-    "A search outlives its only SGLang server, a failing one and one that stands still, with the "
-    "undisturbed tree; deadlines hold"
+    "A search on SGLang whose only server is killed repeatedly ends with the tree of an "
+    "undisturbed search."
 )
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("who", ["policy", "reward"])

@@ -205,7 +205,8 @@ def test_sglangs_own_numbers() -> None:
 
 
 @pytest.mark.promise(
-    "Nothing that is launched lets a client run code, or listens beyond this machine"
+    "Launched SGLang servers listen on this machine only, and no option may open them or let "
+    "clients run code."
 )
 def test_servers_are_private_and_run_nobodys_code(tmp_path) -> None:
     """Launched servers listen on 127.0.0.1 only, and options that would open them are refused."""
@@ -348,7 +349,10 @@ def test_one_model_a_server(tmp_path) -> None:
         check(load_settings(settings | {"HEDGEROW_MODELS_FILE": str(file)}))
 
 
-@pytest.mark.promise("A SGLang server that stands still for a while is no lost server")
+@pytest.mark.promise(
+    "A request to SGLang whose connection ends without an answer is sent once more before its "
+    "server counts as lost."
+)
 @pytest.mark.parametrize(
     "ask",
     [lambda replica: replica.generate({}), Replica.info, Replica.metrics, Replica.check],

@@ -184,8 +184,8 @@ async def grow(engine: SglangEngine, tree: str, seed: int) -> Outcome:
 
 
 @pytest.mark.promise(
-    "Every request of a tree has the routing key that follows from its id; a router that does not "
-    "heed it is named"
+    "Every request of a tree has the routing key that follows from its id; a warning names the "
+    "header that a router ignores."
 )
 @pytest.mark.timeout(120)
 async def test_a_router_that_heeds_the_header_keeps_trees_together(

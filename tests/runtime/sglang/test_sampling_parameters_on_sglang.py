@@ -70,7 +70,7 @@ async def test_a_reply_is_the_embedded_engines(
 
 @pytest.mark.parametrize("policy", ["best_of_n", "self_consistency"])
 @pytest.mark.promise(
-    "Sampling parameters count a whole trajectory on SGLang too, however many requests draw it"
+    "Sampling parameters on SGLang count a whole trajectory, however many requests draw it."
 )
 async def test_a_tree_is_the_embedded_engines(
     engines: tuple[Engine, SglangEngine], policy: str

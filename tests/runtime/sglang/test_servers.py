@@ -91,7 +91,9 @@ async def test_launched_servers_begin_with_the_engine(yard: SharedServers) -> No
     assert (usage.kv_tokens_active, usage.kv_tokens_cached > 0) == (0, True)
 
 
-@pytest.mark.promise("On SGLang greedy steps are the embedded engine's, and rewards within 0.02")
+@pytest.mark.promise(
+    "Greedy steps on SGLang equal the embedded engine's, and rewards agree within 0.02."
+)
 async def test_greedy_steps_and_rewards_are_the_embedded_engines(engine: SglangEngine) -> None:
     """Greedy steps to the end have equal ids, texts and finishes; rewards agree to 0.02."""
     async with closing(
@@ -138,8 +140,8 @@ async def test_chains_are_whole_in_one_request(engine: SglangEngine) -> None:
 
 
 @pytest.mark.promise(
-    "On SGLang a step in two requests is the step in one, and as much is asked for at once as a "
-    "pool has room for"
+    "A step drawn in two requests on SGLang equals the step drawn in one, with the same KV peak "
+    "and nothing recomputed."
 )
 async def test_a_step_in_two_requests_is_the_step_in_one(
     engine: SglangEngine, monkeypatch: pytest.MonkeyPatch
@@ -176,7 +178,9 @@ async def test_steps_end_where_they_are_to_end(engine: SglangEngine) -> None:
     await engine.release("ends")
 
 
-@pytest.mark.promise("On SGLang every fork hits its prefix")
+@pytest.mark.promise(
+    "Every fork on SGLang finds its prefix in the cache, except for the last token."
+)
 async def test_every_fork_hits_its_prefix(engine: SglangEngine) -> None:
     """All but a prefix's last token comes from the cache, on the policy's and the reward server."""
     prompt, sampling = prompt_of("Use 2 3 5 12 to make 24."), Sampling()
@@ -197,7 +201,7 @@ async def test_every_fork_hits_its_prefix(engine: SglangEngine) -> None:
 
 
 @pytest.mark.promise(
-    "On SGLang steps drawn early leave trees as they are, and are used or counted as wasted"
+    "Steps drawn early on SGLang change no tree, and each is used or counted as wasted."
 )
 async def test_steps_drawn_early_leave_trees_alone(
     engine: SglangEngine, yard: SharedServers
@@ -256,7 +260,7 @@ async def test_namespaces_do_not_share_their_cache(engine: SglangEngine) -> None
     assert (await engine.release("bob/2")).prefilled_tokens <= 1
 
 
-@pytest.mark.promise("An abort leaves nothing at work in SGLang")
+@pytest.mark.promise("An abort leaves no request running in SGLang.")
 async def test_an_abort_frees_the_servers(engine: SglangEngine, yard: SharedServers) -> None:
     """An abort ends sixteen long steps here and in SGLang, also those of a cancelled caller."""
     policy, _ = await yard.have("policy", "reward")
@@ -401,7 +405,7 @@ async def test_a_stock_server_passes_over_what_our_plug_in_is_told(yard: SharedS
         await SglangEngine.start(options([stock], [], speculate=True))
 
 
-@pytest.mark.promise("A search outlives the SGLang server it was on")
+@pytest.mark.promise("A search finishes on another SGLang server when the one it was on is killed.")
 async def test_searches_go_on_when_one_of_two_servers_is_killed(yard: SharedServers) -> None:
     """All searches finish on the surviving server, and nothing stays at work there."""
     survivor, victim = await yard.have("policy", "stock")

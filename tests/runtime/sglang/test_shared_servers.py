@@ -164,7 +164,9 @@ def tree_of(document: dict[str, Any]) -> tuple[Any, ...]:
     return document["answer"], steps
 
 
-@pytest.mark.promise("A prompt's searches are on one SGLang server, whichever front end grows them")
+@pytest.mark.promise(
+    "All searches of a prompt run on one SGLang server, whichever front end grows them."
+)
 def test_a_prompt_has_its_server(nginx: Nginx, fronts: list[Server], pools: Pools) -> None:
     """A prompt's searches run on one server, whichever front end grows them, so the second finds
     the prompt cached; some other prompt runs on the other server."""

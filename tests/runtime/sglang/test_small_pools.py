@@ -99,8 +99,8 @@ async def grow_all(engine: SglangEngine) -> list[Outcome]:
 
 
 @pytest.mark.promise(
-    "On SGLang a pool that does not hold the rounds of several searches grows the trees of one "
-    "that does"
+    "Searches on SGLang grow the same trees in a pool too small for their rounds as in one that "
+    "holds them all."
 )
 async def test_a_small_pool_grows_the_same_trees(
     yard: SharedServers, small: LaunchedServer, counts: RequestCounts
