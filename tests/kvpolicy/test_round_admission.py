@@ -89,6 +89,10 @@ def test_paths_are_held_as_a_tree(paths: list[tuple[int, ...]]) -> None:
     assert tokens_of(paths) == len(beginnings)
 
 
+@pytest.mark.promise(
+    "A draw on SGLang requests the step length with which its round takes the fewest passes, or "
+    "its limit if all fit or none has room."
+)
 @pytest.mark.parametrize(
     ("pool", "held_tokens", "most"),
     [(420, 90, 9), (420, 400, 32), (33 * 64 + 90, 90, 32), (50, 90, 32)],

@@ -231,6 +231,10 @@ def test_real_work_takes_the_places_in_the_next_iteration() -> None:
     engine.cache.check()
 
 
+@pytest.mark.promise(
+    "Slots for requested branches come from speculative KV before any other KV is evicted, and no"
+    " token drawn early is lost."
+)
 def test_early_kv_goes_before_any_other() -> None:
     """For slots the batch drops early sequences' KV and evicts nothing; their tokens are kept."""
     engine, _ = scheduler(speculate=True)
@@ -251,6 +255,10 @@ def test_early_kv_goes_before_any_other() -> None:
     engine.cache.check()
 
 
+@pytest.mark.promise(
+    "An abort amid speculation, also of a search just pruned, frees all that was drawn early and "
+    "counts it as wasted."
+)
 @pytest.mark.parametrize("end", ["abort", "dead"])
 def test_an_end_amid_speculation_frees_everything(end: str) -> None:
     """An abort or a prune frees all early sequences and slots; their tokens count as wasted."""

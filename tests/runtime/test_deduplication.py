@@ -42,6 +42,10 @@ def computed(prompt: tuple[int, ...], steps: list) -> int:
     return unique_tokens([(*prompt, *step.tokens[:-1]) for step in steps])
 
 
+@pytest.mark.promise(
+    "Tokens that several branches draw alike are computed once, also below different nodes with "
+    "equal tokens."
+)
 def test_children_of_steps_drawn_alike_are_one_voice() -> None:
     """Children of two nodes with equal tokens share rows until their tokens differ.
 

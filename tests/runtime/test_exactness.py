@@ -68,6 +68,10 @@ def test_prefill_is_decoding(forward):
     assert torch.equal(in_chunks(forward, tokens, []), decoded)
 
 
+@pytest.mark.promise(
+    "A decoded token has the same logits, bit for bit, alone and among 7 or 64 others, in any "
+    "order."
+)
 def test_alone_is_among_others_in_any_order(forward):
     """A decoded row has the same bits among 7 or 64 rows of other lengths, in any order."""
     generator = np.random.default_rng(3)
@@ -86,6 +90,9 @@ def test_alone_is_among_others_in_any_order(forward):
         assert all(torch.equal(row, alone[i]) for row, i in zip(together, order, strict=True))
 
 
+@pytest.mark.promise(
+    "Branches that share a prefix's KV have the same logits, bit for bit, as with a copy each."
+)
 def test_a_shared_prefix_is_its_copies(forward):
     """Forks that share slots and forks with copies of the prefix have equal bits."""
     prefix, forks = sequence(77), [sequence(9, 10 + i) for i in range(20)]
@@ -103,6 +110,7 @@ def test_a_shared_prefix_is_its_copies(forward):
         assert torch.equal(ours, copy[77:])
 
 
+@pytest.mark.promise("Prefill and decoding in one batch change no bit of each other's logits.")
 def test_prefill_beside_decoding(forward):
     """A chunk of prefill in the same call as decoded rows changes neither."""
     tokens, other = sequence(LENGTH), sequence(80, 5)
@@ -116,6 +124,10 @@ def test_prefill_beside_decoding(forward):
     assert torch.equal(logits[-1], alone[-1])
 
 
+@pytest.mark.promise(
+    "Prefill gives the same logits at every position, bit for bit, in whatever chunks it is "
+    "computed."
+)
 @settings(max_examples=15)
 @given(cuts=st.lists(st.integers(1, LENGTH - 1), max_size=8))
 def test_chunking_changes_nothing(llama_forward, whole, cuts):
@@ -133,6 +145,7 @@ def whole(llama_forward) -> torch.Tensor:
     return in_chunks(llama_forward, sequence(LENGTH), [])
 
 
+@pytest.mark.promise("A batch has the same logits, bit for bit, with one, two and three threads.")
 @pytest.mark.slow
 def test_one_thread_is_two(llama_forward, llama, kernel):
     """A batch large enough to be split between threads: equal bits with 1, 2 and 3 of them."""

@@ -131,6 +131,10 @@ def paths(count: int = 6) -> list[Trajectory]:
     ]
 
 
+@pytest.mark.promise(
+    "A judge's tokens count apart from the tree's, and its rewards are the same alone and beside "
+    "other work."
+)
 @pytest.mark.slow
 async def test_the_same_verdicts_in_company_and_in_the_reference(
     options: EngineOptions,

@@ -110,6 +110,10 @@ def run_eight(kv_tokens: int, kv_policy: KvPolicy) -> tuple[list[list[Step]], li
     return [[step for _, step in search.history] for search in searches], rounds_at_first_end
 
 
+@pytest.mark.promise(
+    "Eight searches in a KV pool for few paths all advance before the first one ends, with the "
+    "steps of an ample pool."
+)
 def test_eight_searches_share_a_budget_and_none_starves() -> None:
     """In little memory the steps are the same, and every search advances before the first ends."""
     roomy, _ = run_eight(20_000, "arborkv")

@@ -68,6 +68,10 @@ async def test_scores_that_would_all_be_one_can_be_scaled(
     assert rewards == pytest.approx(expected_rewards(folders[1], 8.0), abs=1e-5)
 
 
+@pytest.mark.promise(
+    "With an outcome model `best_of_n` chooses the finished reply with the highest reward, and a "
+    "policy that compares steps is refused."
+)
 async def test_the_best_of_n_is_the_one_with_the_highest_score(
     folders: tuple[Path, Path],
 ) -> None:

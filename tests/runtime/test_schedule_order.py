@@ -48,6 +48,10 @@ def digest_of(order: ScheduleOrder) -> str:
     return digest
 
 
+@pytest.mark.promise(
+    "A search grows the same tree in every order of its branches (`prefix`, `fcfs`, `random`), "
+    "also with evictions."
+)
 def test_every_order_grows_the_same_tree() -> None:
     """With two places and evictions every order gives the same tree."""
     assert digest_of("prefix") == digest_of("fcfs") == digest_of("random")

@@ -106,6 +106,9 @@ def test_forks_copy_nothing(dedup: bool) -> None:
     assert account.decoded_tokens == sum(len(step.tokens) for step in steps)
 
 
+@pytest.mark.promise(
+    "A pruned step's own KV is freed at once, and KV that it shares with live steps stays."
+)
 def test_pruned_steps_are_freed_at_once() -> None:
     """A hint frees dead nodes' own tokens at once; tokens shared with live nodes stay."""
     engine, _ = scheduler()

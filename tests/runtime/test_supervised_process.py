@@ -71,6 +71,10 @@ def test_nothing_is_left_of_a_family_whose_starter_is_killed(family: MarkedProce
     family.wait_until(lambda count: not count)
 
 
+@pytest.mark.promise(
+    "Processes that `--launch` starts also end when their starter is killed while it still starts"
+    " them."
+)
 @pytest.mark.timeout(120)
 def test_nor_at_any_moment_of_its_start(family: MarkedProcesses) -> None:
     """Kills of the starter at random moments of the start leave nothing."""
@@ -82,6 +86,10 @@ def test_nor_at_any_moment_of_its_start(family: MarkedProcesses) -> None:
         family.wait_until(lambda count: not count)
 
 
+@pytest.mark.promise(
+    "A launched command ends when its supervisor is killed, and `end` then ends the rest of its "
+    "process group."
+)
 @pytest.mark.timeout(60)
 def test_who_looks_after_it_is_killed(family: MarkedProcesses) -> None:
     """If the supervisor is killed its command is too, and ``end`` ends the rest of the group."""
@@ -99,6 +107,10 @@ def test_who_looks_after_it_is_killed(family: MarkedProcesses) -> None:
     assert os.getsid(survivor) == survivor, "it is not in the group"
 
 
+@pytest.mark.promise(
+    "A supervisor that is stopped, and its process group, are killed when the launched command is"
+    " to end."
+)
 @pytest.mark.timeout(60)
 def test_who_looks_after_it_stands_still(
     family: MarkedProcesses, monkeypatch: pytest.MonkeyPatch
@@ -115,6 +127,10 @@ def test_who_looks_after_it_stands_still(
     assert os.getsid(survivor) == survivor
 
 
+@pytest.mark.promise(
+    "A supervisor ends with the status of its command and leaves no process, even if the command "
+    "crashes."
+)
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     ("code", "status"),
@@ -147,6 +163,7 @@ def test_a_command_that_cannot_be_run(tmp_path: Path) -> None:
     process.end()
 
 
+@pytest.mark.promise("Processes that `--launch` starts end when their starter just exits.")
 @pytest.mark.timeout(60)
 def test_who_forgets_it_ends_it(family: MarkedProcesses) -> None:
     """If the starter just exits, the processes end too."""

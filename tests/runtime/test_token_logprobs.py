@@ -33,6 +33,10 @@ async def steps(options: EngineOptions, sampling: Sampling) -> tuple[list[Branch
         return branches, await engine.expand("oak", branches, sampling)
 
 
+@pytest.mark.promise(
+    "Log-probabilities of tokens are those of transformers to 1e-4, at temperature 1, untruncated"
+    " and without penalties."
+)
 @pytest.mark.parametrize("logits", [LogitsParams(), LogitsParams(5, frequency_penalty=0.5)])
 async def test_they_are_the_models_own(logits: LogitsParams) -> None:
     """Log-probabilities are at temperature 1, untruncated and without penalties."""

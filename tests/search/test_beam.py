@@ -34,6 +34,9 @@ def test_remainders_go_to_the_better_beams() -> None:
     assert plan == Round({2: 4, 4: 4, 3: 3}, (1,))
 
 
+@pytest.mark.promise(
+    "Beam search keeps the lower ids among equal rewards, and gives them the children left over."
+)
 def test_ties_go_to_the_lower_id() -> None:
     """Among equals the first two are kept, and the first gets the remainder."""
     assert Beam(5, 2).plan(row(0.5, 0.5, 0.5)) == Round({1: 3, 2: 2}, (3,))

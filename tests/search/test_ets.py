@@ -220,6 +220,10 @@ async def test_an_engine_without_embeddings_is_refused_at_the_start() -> None:
     assert engine.expanded == []
 
 
+@pytest.mark.promise(
+    "ETS grows REBASE's tree when embeddings are unfit; it counts each such round and says what "
+    "was wrong."
+)
 @pytest.mark.parametrize(
     ("vectors", "message"),
     [([], "gave 0 embeddings for"), (float("nan"), "not finite"), ("uneven", "one size")],
@@ -300,6 +304,10 @@ async def test_a_deadline_while_embedding_ends_the_search() -> None:
     assert (outcome.stats.rounds, len(engine.expanded)) == (1, 1)
 
 
+@pytest.mark.promise(
+    "ETS grows REBASE's tree when its solver returns no optimum, and counts the rounds that fell "
+    "back."
+)
 async def test_fallbacks_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """A search whose programs are never solved is REBASE's, tree for tree, and says how often."""
     monkeypatch.setattr("search.policies.ets.optimum", lambda *_: None)

@@ -131,6 +131,7 @@ def test_who_stands_below_a_lesser_step_is_as_far_behind() -> None:
     assert [node.id for node in Mcts(64, 2, 1).expansion_order(tree)] == [5, 6, 3]
 
 
+@pytest.mark.promise("MCTS selects the lower ids among equal nodes.")
 def test_ties_go_to_the_lower_id() -> None:
     """Equal children: the walk under way is 1's, new ones take 2 and 3."""
     tree = row(0.5, 0.5, 0.5, 0.5)

@@ -70,6 +70,10 @@ def test_the_first_signal_drains() -> None:
     assert QUESTION not in "".join(server.log)
 
 
+@pytest.mark.promise(
+    "A second signal ends the server, its streams and its engine, and so does a drain that takes "
+    "too long, with an error in each stream."
+)
 @pytest.mark.slow
 @pytest.mark.parametrize("twice", [True, False])
 def test_nobody_is_left_without_an_end(twice: bool) -> None:

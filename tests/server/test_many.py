@@ -69,6 +69,10 @@ async def test_five_hundred_streams_at_once(app: FastAPI, engine: ScriptedEngine
     assert not engine.live
 
 
+@pytest.mark.promise(
+    "Nothing is held for clients that leave, whenever they do: no KV and no task, and the server "
+    "still answers."
+)
 async def test_a_thousand_clients_that_leave_hold_nothing() -> None:
     """Plain, searched, streamed, in the queue or running: whenever clients leave, no KV and no task
     of theirs remains, and the server answers as before."""

@@ -58,6 +58,10 @@ async def test_turns_and_an_earlier_response(openai: AsyncOpenAI, engine: Script
     assert expected in [decode(branch.tokens) for [branch] in engine.expanded]
 
 
+@pytest.mark.promise(
+    "`/v1/responses` puts a thought into an item before the message, and a stream sends each item"
+    " whole, once."
+)
 async def test_a_thought_is_an_item_of_its_own(openai: AsyncOpenAI, engine: ScriptedEngine) -> None:
     """It precedes the message; in a stream it ends where the reply begins, and both come whole."""
     engine.say = saying(THOUGHT)

@@ -202,6 +202,10 @@ async def test_a_keys_limits_hold(
     assert (await http.post(SCORE, json={"items": [BODY, BODY]})).status_code == 200
 
 
+@pytest.mark.promise(
+    "`/v1/score` charges its key for the tokens that it reads, and refuses a key that has none "
+    "left."
+)
 @pytest.mark.parametrize("settings", [{"key_tokens_total": 10}], indirect=True)
 async def test_what_is_read_is_the_keys(http: httpx2.AsyncClient) -> None:
     """Tokens read are booked as prompt; a key without tokens is refused before its body is read."""

@@ -41,6 +41,10 @@ def engine() -> VerifiedEngine:
     return VerifiedEngine(ScriptedEngine(likelihood=True), Judging(), alone=True)
 
 
+@pytest.mark.promise(
+    "A request whose verifier fails gets an error with a code of its own and is counted; other "
+    "requests are answered as before."
+)
 async def test_one_searchs_failure_is_its_own(http: httpx2.AsyncClient) -> None:
     """It has its own error code and is counted; other requests are answered as before."""
     body = {"model": "sprig", "search": SEARCH}
@@ -67,6 +71,10 @@ async def test_steps_that_a_client_has_are_its_to_judge_too(http: httpx2.AsyncCl
     assert error["code"] == "verifier_failed"
 
 
+@pytest.mark.promise(
+    "Replies with an impure verifier say that they are not reproducible, and have the verifier's "
+    "fingerprint."
+)
 async def test_replies_say_so(openai: AsyncOpenAI) -> None:
     """They have the verifier's fingerprint, and ``reproducible`` is "no"."""
     reply = await chat(openai, "well", search=SEARCH)

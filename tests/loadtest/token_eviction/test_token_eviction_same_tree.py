@@ -42,6 +42,10 @@ async def test_with_room_for_everything_the_tree_is_the_references(
         assert outcome.stats.engine.rehydrations == 0
 
 
+@pytest.mark.promise(
+    "Token eviction with rehydration grows the same tree in a budget of one path as with room for"
+    " everything."
+)
 @pytest.mark.parametrize("policy", ["best_first", pytest.param("mcts", marks=pytest.mark.slow)])
 async def test_in_little_room_rehydration_keeps_the_tree(llama: Path, policy: str) -> None:
     """The budget is one path and its step. What is made whole again says what it said; what never

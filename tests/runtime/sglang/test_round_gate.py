@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from runtime.servers.remote_server import ServerTimes
 from runtime.sglang.replica import Replica
 from runtime.sglang.round_gate import RoundGate, RoundGates
@@ -80,6 +82,10 @@ def test_a_round_needs_its_paths_and_its_steps() -> None:
     assert gate.need(branches) == 4 + 13 + 8 + 8
 
 
+@pytest.mark.promise(
+    "A draw on SGLang requests its limit if its whole round fits at it or the pool is unknown, or"
+    " else the length of earlier steps."
+)
 def test_what_is_asked_for_at_once() -> None:
     """Draws ask for the length of earlier steps if not all fit at their limit; for the limit if all
     fit or the pool is unknown."""

@@ -126,6 +126,10 @@ async def test_draws_by_seed_are_the_embedded_engines(engine: SglangEngine) -> N
     assert steps_of(first) == steps_of(second)
 
 
+@pytest.mark.promise(
+    "Chains drawn in one request on SGLang have the steps, answer and decoded tokens of chains "
+    "drawn in rounds."
+)
 async def test_chains_are_whole_in_one_request(engine: SglangEngine) -> None:
     """Without rewards that steer or a deadline, chains in one request give the tree of rounds, with
     fewer cached reads."""
