@@ -42,15 +42,15 @@ def pytest_configure() -> None:
     """Bound a mutant's memory."""
     if module_of_mutant():
         status = Path("/proc/self/status").read_text()
-        used = int(status.partition("VmData:")[2].split()[0]) << 10
-        resource.setrlimit(resource.RLIMIT_DATA, (used + MEMORY, used + MEMORY))
+        allocated = int(status.partition("VmData:")[2].split()[0]) << 10
+        resource.setrlimit(resource.RLIMIT_DATA, (allocated + MEMORY, allocated + MEMORY))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The module's own test files first, of these and of the rest the quick tests."""
     if module := module_of_mutant():
-        own, seconds = f"test_{module}", durations()
-        items.sort(key=lambda i: (not i.path.stem.startswith(own), seconds.get(i.nodeid, 0.0)))
+        stem, seconds = f"test_{module}", durations()
+        items.sort(key=lambda i: (not i.path.stem.startswith(stem), seconds.get(i.nodeid, 0.0)))
 
 
 def pytest_collection_finish() -> None:
@@ -60,18 +60,18 @@ def pytest_collection_finish() -> None:
 
 def idle() -> float:
     """Seconds since some moment in which the main thread neither ran nor waited for a core."""
-    ran, kept_from_running, _ = map(int, Path("/proc/self/schedstat").read_text().split())
-    return time.monotonic() - (ran + kept_from_running) / 1e9
+    running, runnable, _ = map(int, Path("/proc/self/schedstat").read_text().split())
+    return time.monotonic() - (running + runnable) / 1e9
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_logstart(nodeid: str) -> None:
     """Wind up the test's two clocks."""
     if module_of_mutant():
-        most, began = SECONDS + TIMES * durations().get(nodeid, 0.0), idle()
+        most, start = SECONDS + TIMES * durations().get(nodeid, 0.0), idle()
 
         def look(*_: object) -> None:
-            if idle() - began > most:
+            if idle() - start > most:
                 os.kill(os.getpid(), signal.SIGPROF)
 
         signal.signal(signal.SIGALRM, look)

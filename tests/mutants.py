@@ -39,7 +39,7 @@ def modules() -> list[str]:
 
 
 def accepted() -> set[str]:
-    """The mutants that may survive, as ``called`` calls them."""
+    """The mutants that may survive, as ``describe`` names them."""
     tables = tomllib.loads(ACCEPTED.read_text())["survivors"]
     return {mutant for table in tables for mutant in table["mutants"]}
 
@@ -50,7 +50,7 @@ def verdicts(module: str) -> dict[str, int | None]:
     return json.loads(meta.read_text())["exit_code_by_key"] if meta.exists() else {}
 
 
-def called(module: str, mutant: str) -> str:
+def describe(module: str, mutant: str) -> str:
     """A mutant by its function and what it changes there: mutmut only numbers them."""
     function, owner = names_of(mutant)
     diff = get_diff_for_mutant(mutant, path=module).splitlines()[2:]
@@ -72,7 +72,7 @@ def fate(code: int | None) -> str:
 def survivors(module: str) -> dict[str, str]:
     """Mutmut's name of each that is known to live, and what it is called."""
     lives = [mutant for mutant, code in verdicts(module).items() if fate(code) == "survived"]
-    return {mutant: called(module, mutant) for mutant in lives}
+    return {mutant: describe(module, mutant) for mutant in lives}
 
 
 def try_again(module: str) -> None:

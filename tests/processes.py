@@ -16,11 +16,11 @@ NAME = "TEST_PROCESSES"
 @contextmanager
 def marked() -> Iterator[MarkedProcesses]:
     """What is left of them afterwards is ended."""
-    found = MarkedProcesses()
+    processes = MarkedProcesses()
     try:
-        yield found
+        yield processes
     finally:
-        for pid in found.pids():
+        for pid in processes.pids():
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
@@ -38,14 +38,14 @@ class MarkedProcesses:
 
     def pids(self) -> list[int]:
         """In order of their ids."""
-        found = []
+        pids = []
         for folder in Path("/proc").iterdir():
             try:
                 if f"{NAME}={self._mark}".encode() in (folder / "environ").read_bytes():
-                    found.append(int(folder.name))
+                    pids.append(int(folder.name))
             except OSError:
                 continue
-        return sorted(found)
+        return sorted(pids)
 
     def wait_until(self, enough: Callable[[int], bool]) -> None:
         """Until so many are there; a test's own time limit ends what never comes."""

@@ -48,8 +48,8 @@ def lint(folder: Path) -> subprocess.CompletedProcess[str]:
 )
 def test_imports_run_as_the_design_draws_them() -> None:
     """The import contracts of pyproject.toml hold."""
-    done = lint(ROOT)
-    assert done.returncode == 0, done.stdout
+    process = lint(ROOT)
+    assert process.returncode == 0, process.stdout
 
 
 def test_an_arrow_the_wrong_way_is_caught(tmp_path: Path) -> None:
@@ -63,9 +63,9 @@ def test_an_arrow_the_wrong_way_is_caught(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text((ROOT / "pyproject.toml").read_text())
     with (tmp_path / "search" / "tree.py").open("a") as tree:
         tree.write("\nimport torch\n")
-    done = lint(tmp_path)
-    assert done.returncode == 1
-    assert "search.tree" in done.stdout
+    process = lint(tmp_path)
+    assert process.returncode == 1
+    assert "search.tree" in process.stdout
 
 
 def test_packages_are_ours() -> None:
@@ -100,12 +100,12 @@ def test_every_process_of_a_run_draws_by_one_seed(tmp_path: Path) -> None:
         file.write_text(probe.format(str(file.with_suffix(".seed"))))
     command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "--dist", "loadfile", *files]
     environ = {**os.environ, "CI": "true", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
+    process = subprocess.run(
         command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=True
     )
-    said = re.search(r"--hypothesis-seed=(\d+)", done.stdout)
-    assert said is not None, done.stdout
-    assert {file.with_suffix(".seed").read_text() for file in files} == {said[1]}
+    match = re.search(r"--hypothesis-seed=(\d+)", process.stdout)
+    assert match is not None, process.stdout
+    assert {file.with_suffix(".seed").read_text() for file in files} == {match[1]}
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
@@ -156,8 +156,8 @@ def names_in(file: Path) -> set[str]:
 
 def words_of(name: str) -> set[str]:
     """The words of an identifier in any case: ``DraftTree.row_of`` has draft, tree, row, of."""
-    named = re.sub("NotFound|NOT_FOUND", "", name)  # other people's
-    apart = re.sub(r"([a-z0-9])([A-Z])", r"\1 \2", named)
+    trimmed = re.sub("NotFound|NOT_FOUND", "", name)  # other people's
+    apart = re.sub(r"([a-z0-9])([A-Z])", r"\1 \2", trimmed)
     return set(re.findall(r"[a-z]+", apart.lower()))
 
 
@@ -191,9 +191,9 @@ def test_every_dependency_has_its_reason() -> None:
 
 def test_the_page_of_promises_is_the_tests() -> None:
     """docs/promises.md is what ``python -m tests.promises`` prints."""
-    written = page()
-    assert written.count("::") > 100
-    assert (ROOT / "docs/promises.md").read_text() == written
+    text = page()
+    assert text.count("::") > 100
+    assert (ROOT / "docs/promises.md").read_text() == text
 
 
 def functions_of(source: str) -> dict[str, str]:

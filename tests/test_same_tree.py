@@ -82,8 +82,8 @@ async def one_by_one(engine: EmbeddedEngine, cases: Cases = CASES) -> list[str]:
 
 async def together(engine: EmbeddedEngine, cases: Cases) -> list[str]:
     """All cases at once."""
-    grown = (grow(engine, q, s, f"case{i}") for i, (q, s) in enumerate(cases))
-    return [outcome.digest for outcome in await asyncio.gather(*grown)]
+    searches = (grow(engine, q, s, f"case{i}") for i, (q, s) in enumerate(cases))
+    return [outcome.digest for outcome in await asyncio.gather(*searches)]
 
 
 async def among_others(engine: EmbeddedEngine) -> list[str]:
@@ -92,8 +92,8 @@ async def among_others(engine: EmbeddedEngine) -> list[str]:
         grow(engine, q, s.model_copy(update={"seed": 100 + i}), f"other{i}")
         for i, (q, s) in enumerate(CASES[: 8 - len(CASES)])
     ]
-    *_, found = await asyncio.gather(*others, together(engine, CASES))
-    return found
+    *_, case_digests = await asyncio.gather(*others, together(engine, CASES))
+    return case_digests
 
 
 async def warm(engine: EmbeddedEngine) -> list[str]:
@@ -104,11 +104,11 @@ async def warm(engine: EmbeddedEngine) -> list[str]:
 
 async def restarted(engine: EmbeddedEngine) -> list[str]:
     """The engine's process is replaced between the cases."""
-    found = []
+    case_digests = []
     for i, (question, spec) in enumerate(CASES):
-        found.append((await grow(engine, question, spec, f"case{i}")).digest)
+        case_digests.append((await grow(engine, question, spec, f"case{i}")).digest)
         await engine.restart()
-    return found
+    return case_digests
 
 
 Run = Callable[[EmbeddedEngine], Coroutine[None, None, list[str]]]
@@ -117,12 +117,12 @@ Run = Callable[[EmbeddedEngine], Coroutine[None, None, list[str]]]
 async def digests(run: Run, options: EngineOptions) -> list[str]:
     """The cases on a fresh engine; a smaller pool is to have been too small."""
     async with closing(await EmbeddedEngine.start(options)) as engine:
-        found, usage = await run(engine), await engine.usage()
+        case_digests, usage = await run(engine), await engine.usage()
         assert (usage.totals.evicted_tokens > 0) == (options.kv_tokens < OFF.kv_tokens)
-        return found
+        return case_digests
 
 
-def grown_by(
+def digests_on(
     run: Callable[[EmbeddedEngine, Cases], Coroutine[None, None, list[str]]],
     options: EngineOptions,
     cases: Cases,
@@ -188,9 +188,9 @@ def bare() -> list[str]:
     question, spec = CASES[0]
 
     async def run(engine: EmbeddedEngine) -> list[str]:
-        found = await one_by_one(engine)
-        other = await grow(engine, question, spec.model_copy(update={"seed": 99}), "other")
-        return [*found, other.digest]
+        case_digests = await one_by_one(engine)
+        outcome = await grow(engine, question, spec.model_copy(update={"seed": 99}), "other")
+        return [*case_digests, outcome.digest]
 
     return asyncio.run(digests(run, OFF))
 
@@ -250,7 +250,7 @@ def test_penalties_grow_the_same_tree() -> None:
     cases = [(q, s.model_copy(update=changes)) for q, s in CASES]
     everything = DRAFT | AHEAD | DEDUP | {"kv_tokens": 700, "kv_policy": "arborkv"}
     crowded = replace(OFF, **everything | {"k_config": (2, 2, 1)})
-    assert grown_by(together, crowded, cases) == grown_by(one_by_one, OFF, cases)
+    assert digests_on(together, crowded, cases) == digests_on(one_by_one, OFF, cases)
 
 
 JUDGED = replace(OFF, prm=None, reward_format="generative")
@@ -266,7 +266,7 @@ def test_a_judged_tree_is_the_same_tree() -> None:
     specs = [SearchSpec(policy="tot_bfs", width=3, max_depth=4, seed=seed) for seed in (1, 2)]
     cases = [(QUESTIONS[0], spec) for spec in specs]
     crowded = replace(JUDGED, batch_limit=64, threads=2, kv_tokens=1_200)
-    assert grown_by(together, crowded, cases) == grown_by(one_by_one, JUDGED, cases)
+    assert digests_on(together, crowded, cases) == digests_on(one_by_one, JUDGED, cases)
 
 
 @pytest.mark.promise(
@@ -315,7 +315,7 @@ SMALL_POOL = 300
 """Tokens: one path and its next step fit, all that may be returned to does not."""
 
 
-async def grown_in(options: EngineOptions, spec: SearchSpec) -> tuple[Outcome, EngineCounters]:
+async def search_once(options: EngineOptions, spec: SearchSpec) -> tuple[Outcome, EngineCounters]:
     """One plan of blocksworld, and what the engine counted by the time it had let go of it."""
     async with closing(await EmbeddedEngine.start(options)) as engine:
         question = TASKS["blocksworld"].questions("dev", 1, seed=3)[0]
@@ -333,15 +333,15 @@ async def grown_in(options: EngineOptions, spec: SearchSpec) -> tuple[Outcome, E
 @pytest.mark.parametrize("spec", GOING_BACK, ids=lambda spec: spec.policy)
 async def test_going_back_to_what_was_dropped_is_the_same_tree(spec: SearchSpec) -> None:
     """A pool that cannot hold all open paths: old ones are dropped, and prefilled on return."""
-    roomy, kept = await grown_in(OFF, spec)
+    roomy, roomy_totals = await search_once(OFF, spec)
     small = replace(OFF, kv_tokens=SMALL_POOL, prm_kv_tokens=SMALL_POOL, batch_limit=8)
-    tight, dropped = await grown_in(small, spec)
+    tight, tight_totals = await search_once(small, spec)
     assert tight.digest == roomy.digest
-    assert roomy.stats.engine.rehydrated_tokens == kept.held_evicted_tokens == 0
+    assert roomy.stats.engine.rehydrated_tokens == roomy_totals.held_evicted_tokens == 0
     assert tight.stats.engine.rehydrated_tokens > 0
-    assert dropped.held_evicted_tokens > 0
-    assert dropped.prm_evicted_tokens > kept.prm_evicted_tokens == 0
-    assert kept.kv_accounting_errors == dropped.kv_accounting_errors == 0
+    assert tight_totals.held_evicted_tokens > 0
+    assert tight_totals.prm_evicted_tokens > roomy_totals.prm_evicted_tokens == 0
+    assert roomy_totals.kv_accounting_errors == tight_totals.kv_accounting_errors == 0
     assert tight.stats.engine.kv_tokens_peak <= SMALL_POOL < roomy.stats.engine.kv_tokens_peak
 
 
@@ -386,6 +386,6 @@ def test_other_policies_grow_the_same_trees() -> None:
     """Subtrees, resampling, an early stop: one alone with nothing on, all with everything on."""
     cases = [(QUESTIONS[0], spec) for spec in LEVELS]
     crowded = replace(OFF, batch_limit=64, threads=2, kv_tokens=1_200, prm_kv_tokens=1_200)
-    alone = grown_by(one_by_one, OFF, cases)
-    assert grown_by(together, crowded, cases) == alone
+    alone = digests_on(one_by_one, OFF, cases)
+    assert digests_on(together, crowded, cases) == alone
     assert len(set(alone)) == len(LEVELS)

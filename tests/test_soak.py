@@ -22,15 +22,17 @@ SEARCHES = 200
 AT_ONCE = 8
 
 
-async def one(engine: EmbeddedEngine, number: int, question: str, stop_after: int | None) -> None:
+async def run_search(
+    engine: EmbeddedEngine, number: int, question: str, stop_after: int | None
+) -> None:
     """Run a search, or cancel it after so many events."""
-    seen = 0
+    count = 0
     enough = asyncio.Event()
 
     def listen(_: Event) -> None:
-        nonlocal seen
-        seen += 1
-        if stop_after is not None and seen >= stop_after:
+        nonlocal count
+        count += 1
+        if stop_after is not None and count >= stop_after:
             enough.set()
 
     prompt = tuple(TEXT.encode_chat([{"role": "user", "content": question}]))
@@ -72,7 +74,7 @@ async def test_two_hundred_searches_leave_nothing_held() -> None:
     async def guarded(engine: EmbeddedEngine, number: int) -> None:
         stop_after = draw.randrange(1, 12) if number % 2 else None
         async with room:
-            await one(engine, number, draw.choice(questions), stop_after)
+            await run_search(engine, number, draw.choice(questions), stop_after)
 
     async with closing(await EmbeddedEngine.start(replace(OFF, batch_limit=32))) as engine:
         await asyncio.gather(*(guarded(engine, number) for number in range(SEARCHES)))

@@ -24,8 +24,8 @@ pytestmark = pytest.mark.slow
 
 async def grow(verifier: str, *specs: SearchSpec, reward_model: str = "auto") -> list[Outcome]:
     """The searches of a server with these settings."""
-    named = {"HEDGEROW_VERIFIER": verifier, "HEDGEROW_REWARD_MODEL": reward_model}
-    async with running(load_settings(ENVIRONMENT | named)) as parts:
+    settings = {"HEDGEROW_VERIFIER": verifier, "HEDGEROW_REWARD_MODEL": reward_model}
+    async with running(load_settings(ENVIRONMENT | settings)) as parts:
         prompt = tuple(parts.text.encode_chat([{"role": "user", "content": QUESTION}]))
         return [
             await search(
@@ -53,19 +53,21 @@ async def test_a_factor_changes_the_rewards_and_a_one_changes_nothing() -> None:
     """Chains say the same whatever their rewards are: with the bundled verifier each is the reward
     model's own or 0. One that finds nothing wrong leaves every tree as it is, digest for digest."""
     plain = await grow("none", REBASE, CHAINS)
-    one = await grow("tests.runtime.verifier_examples:one", REBASE, CHAINS)
+    neutral = await grow("tests.runtime.verifier_examples:one", REBASE, CHAINS)
     checked = await grow("arithmetic", REBASE, CHAINS)
     again = await grow("arithmetic", REBASE, CHAINS)
-    assert [tree.digest for tree in one] == [tree.digest for tree in plain]
+    assert [tree.digest for tree in neutral] == [tree.digest for tree in plain]
     assert [tree.digest for tree in again] == [tree.digest for tree in checked]
     assert all(outcome.reproducible == "exact" for outcome in checked)
     before, after = plain[1].tree, checked[1].tree
     assert [node.tokens for node in after.nodes] == [node.tokens for node in before.nodes]
-    found = factors(after)
-    assert 0.0 in found
-    for node, own, factor in zip(after.nodes[1:], before.nodes[1:], found, strict=True):
-        assert own.reward is not None
-        assert node.reward == round_reward(own.reward * factor)
+    expected_factors = factors(after)
+    assert 0.0 in expected_factors
+    for node, plain_node, factor in zip(
+        after.nodes[1:], before.nodes[1:], expected_factors, strict=True
+    ):
+        assert plain_node.reward is not None
+        assert node.reward == round_reward(plain_node.reward * factor)
 
 
 async def test_alone_its_numbers_are_the_rewards() -> None:

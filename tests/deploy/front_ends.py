@@ -49,9 +49,9 @@ class Nginx:
         program = debian_tool("nginx", "nginx")
         port = free_port()
         text = CONF.read_text().replace("listen 8000;", f"listen 127.0.0.1:{port};")
-        for own, front in zip(("127.0.0.1:8001", "127.0.0.1:8002"), fronts, strict=True):
-            assert own in text
-            text = text.replace(own, front.url.removeprefix("http://"))
+        for address, front in zip(("127.0.0.1:8001", "127.0.0.1:8002"), fronts, strict=True):
+            assert address in text
+            text = text.replace(address, front.url.removeprefix("http://"))
         (folder / "hedgerow.conf").write_text(text)
         kinds = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
         paths = "".join(f"{kind}_temp_path {folder / kind};\n" for kind in kinds)
@@ -87,13 +87,13 @@ class Nginx:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *ended: object) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.http.close()
         self.process.terminate()
         self.process.wait(timeout=30)
 
 
-def looked_at(front: Server, name: str, **labels: str) -> float:
+def metric_of(front: Server, name: str, **labels: str) -> float:
     """A sample of a front end's own metrics."""
     with httpx2.Client(base_url=front.url, timeout=120) as http:
         return metric(http, name, **labels)
@@ -101,29 +101,29 @@ def looked_at(front: Server, name: str, **labels: str) -> float:
 
 def busy(front: Server) -> float:
     """Searches under way there."""
-    return looked_at(front, "hedgerow_searches_in_flight", policy="rebase")
+    return metric_of(front, "hedgerow_searches_in_flight", policy="rebase")
 
 
 def callers(nginx: Nginx, fronts: list[Server]) -> list[dict[str, str]]:
     """For each front end the headers of a caller whom nginx sends there, always."""
-    found: dict[int, dict[str, str]] = {}
+    headers_by_front: dict[int, dict[str, str]] = {}
     route = {"route": "/v1/models", "status": "200"}
 
-    def answered() -> list[float]:
-        return [looked_at(one, "hedgerow_request_seconds_count", **route) for one in fronts]
+    def request_counts() -> list[float]:
+        return [metric_of(front, "hedgerow_request_seconds_count", **route) for front in fronts]
 
     for number in count():
         headers = {"authorization": f"Bearer key-{number}"}
-        before = answered()
+        before = request_counts()
         for _ in range(3):
             nginx.http.get("/v1/models", headers=headers).raise_for_status()
-        while sum(after := answered()) < sum(before) + 3:
+        while sum(after := request_counts()) < sum(before) + 3:
             pass  # a request is counted once its answer has gone
-        asked = [late - early for early, late in zip(before, after, strict=True)]
-        assert sorted(asked) == [0, 3]
-        found[asked.index(3)] = headers
-        if len(found) == 2:
-            return [found[0], found[1]]
+        counts = [late - early for early, late in zip(before, after, strict=True)]
+        assert sorted(counts) == [0, 3]
+        headers_by_front[counts.index(3)] = headers
+        if len(headers_by_front) == 2:
+            return [headers_by_front[0], headers_by_front[1]]
     raise AssertionError
 
 
@@ -140,17 +140,17 @@ def outlive(
     While a front end is paused its searches cannot end. Returns the documents of one search grown
     twice: streamed by the front end that stays; asked of the other, which dies meanwhile.
     """
-    mine, other = callers(nginx, fronts)
+    mine, theirs = callers(nginx, fronts)
     assert nginx.http.get("/metrics").status_code == httpx2.codes.NOT_FOUND
 
     # What a front end keeps is found again whoever asks: its id says where. Another's ids do not.
-    kept = f"{SEARCH}/{nginx.search(SHORT, mine)['id']}"
-    assert nginx.http.get(kept, headers=mine).is_success
-    assert kept.endswith("-a")
-    assert nginx.http.get(kept, headers=other).json()["id"] == kept.rpartition("/")[2]
+    url = f"{SEARCH}/{nginx.search(SHORT, mine)['id']}"
+    assert nginx.http.get(url, headers=mine).is_success
+    assert url.endswith("-a")
+    assert nginx.http.get(url, headers=theirs).json()["id"] == url.rpartition("/")[2]
     branch = {"node": 0, "search": {"width": 2}}
-    assert nginx.http.post(f"{kept}/branch", json=branch, headers=other).is_success
-    assert nginx.http.get(f"{kept[:-1]}b", headers=mine).status_code == httpx2.codes.NOT_FOUND
+    assert nginx.http.post(f"{url}/branch", json=branch, headers=theirs).is_success
+    assert nginx.http.get(f"{url[:-1]}b", headers=mine).status_code == httpx2.codes.NOT_FOUND
 
     # Events pass while their search goes on; when the client leaves, it is given up.
     with nginx.stream(LONG, mine) as stream:
@@ -160,17 +160,17 @@ def outlive(
             under_way = busy(fronts[0]), busy(fronts[1])
             assert under_way == (1, 0), under_way
             stream.close()
-            while not looked_at(fronts[0], "hedgerow_disconnects_total"):
+            while not metric_of(fronts[0], "hedgerow_disconnects_total"):
                 pass
     while busy(fronts[0]):
         pass
 
     with ThreadPoolExecutor(1) as pool, ExitStack() as streams:
-        told: list[Iterator[str]] = []
+        event_lines: list[Iterator[str]] = []
         with ExitStack() as paused:
-            for front, headers in zip(fronts, (mine, other), strict=True):
-                told.append(streams.enter_context(nginx.stream(LONG, headers)).iter_lines())
-                until_expanded(told[-1])
+            for front, headers in zip(fronts, (mine, theirs), strict=True):
+                event_lines.append(streams.enter_context(nginx.stream(LONG, headers)).iter_lines())
+                until_expanded(event_lines[-1])
                 paused.enter_context(pause(front))
             waiting = pool.submit(nginx.search, LONG, mine)
             while busy(fronts[0]) < 2:
@@ -178,12 +178,12 @@ def outlive(
             assert (busy(fronts[0]), busy(fronts[1])) == (2, 1)
             fronts[0].process.kill()
         with pytest.raises(httpx2.RemoteProtocolError):
-            list(told[0])
-        rest = [line for line in told[1] if line]
-        answered = waiting.result()
+            list(event_lines[0])
+        rest = [line for line in event_lines[1] if line]
+        document = waiting.result()
     assert "event: error" not in rest
     assert rest[-2] == "event: done"
-    done = json.loads(rest[-1].removeprefix("data: "))
+    done_event = json.loads(rest[-1].removeprefix("data: "))
     assert nginx.http.get("/v1/models", headers=mine).is_success  # its callers have moved
-    streamed = nginx.http.get(f"{SEARCH}/{done['id']}", headers=other)
-    return streamed.raise_for_status().json(), answered
+    streamed = nginx.http.get(f"{SEARCH}/{done_event['id']}", headers=theirs)
+    return streamed.raise_for_status().json(), document

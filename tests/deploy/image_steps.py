@@ -1,7 +1,7 @@
 """Runs a Dockerfile's steps in a folder where there is no container engine.
 
-A stage's root is a folder: absolute paths below ``OWN`` are moved there. What it cannot show is
-what the base image brings, its packages (``apt-get`` is left out) and what root, users and
+A stage's root is a folder: absolute paths below ``IMAGE_PATHS`` are moved there. This cannot show
+what the base image brings, its packages (``apt-get`` is skipped) and what root, users and
 namespaces do.
 """
 
@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-OWN = ("/opt/hedgerow", "/src")
+IMAGE_PATHS = ("/opt/hedgerow", "/src")
 SKIPPED = {"USER", "EXPOSE", "STOPSIGNAL", "ARG", "FROM"}
 
 
@@ -59,7 +59,7 @@ class Builder:
         self._folder = folder
         self._before_run = before_run
         self._allowed = (context / ".dockerignore").read_text().splitlines()
-        self._built: dict[str, Stage] = {}
+        self._stages: dict[str, Stage] = {}
 
     def run(self, stage: Stage) -> Stage:
         """Run all steps of a stage; a step that fails raises CalledProcessError."""
@@ -71,12 +71,12 @@ class Builder:
                 stage.args[name] = os.environ.get(name, default)
             if word not in SKIPPED:
                 getattr(self, f"_{word.lower()}")(stage, rest)
-        self._built[stage.name] = stage
+        self._stages[stage.name] = stage
         return stage
 
-    def moved(self, stage: Stage, text: str) -> str:
+    def relocate(self, stage: Stage, text: str) -> str:
         """The text with the image's own paths below the stage's root."""
-        for path in OWN:
+        for path in IMAGE_PATHS:
             text = re.sub(rf"(?<![\w/]){path}\b", f"{stage.root}{path}", text)
         return text
 
@@ -88,21 +88,23 @@ class Builder:
         return passed | base | stage.args | stage.env
 
     def _env(self, stage: Stage, rest: str) -> None:
-        known = self.environment(stage)
+        variables = self.environment(stage)
         for item in shlex.split(rest):
             name, _, value = item.partition("=")
-            value = re.sub(r"\$(\w+)", lambda found: known[found[1]], value)
-            stage.env[name] = self.moved(stage, value) if name != "HOME" else known["HOME"]
+            value = re.sub(r"\$(\w+)", lambda match: variables[match[1]], value)
+            stage.env[name] = self.relocate(stage, value) if name != "HOME" else variables["HOME"]
 
     def _workdir(self, stage: Stage, rest: str) -> None:
-        stage.workdir = self.moved(stage, rest) if rest.startswith(OWN) else str(self._folder)
+        stage.workdir = (
+            self.relocate(stage, rest) if rest.startswith(IMAGE_PATHS) else str(self._folder)
+        )
         Path(stage.workdir).mkdir(parents=True, exist_ok=True)
 
     def _copy(self, stage: Stage, rest: str) -> None:
         *sources, target = rest.split()
         origin = None
         if sources[0].startswith("--from="):
-            origin = self._built[sources.pop(0).partition("=")[2]]
+            origin = self._stages[sources.pop(0).partition("=")[2]]
         for source in sources:
             if origin is None:
                 assert f"!{source}" in self._allowed, f".dockerignore keeps {source} out"
@@ -110,8 +112,8 @@ class Builder:
                 into = Path(stage.workdir) / target
                 into = into if source.endswith("/") else into / source
             else:
-                at = Path(self.moved(origin, source))
-                into = Path(self.moved(stage, target))
+                at = Path(self.relocate(origin, source))
+                into = Path(self.relocate(stage, target))
             into.parent.mkdir(parents=True, exist_ok=True)
             if at.is_dir() and origin is not None:
                 into.symlink_to(at)  # an environment's scripts name the folder it was made in
@@ -124,7 +126,7 @@ class Builder:
         if rest.startswith("apt-get"):
             return
         self._before_run(stage)
-        command = self.moved(stage, rest)
+        command = self.relocate(stage, rest)
         subprocess.run(
             ["/bin/sh", "-c", command], cwd=stage.workdir, env=self.environment(stage), check=True
         )

@@ -31,11 +31,11 @@ def plural(kind: str) -> str:
 
 def _resources(group: str) -> dict[str, Any]:
     verbs = ["create", "delete", "get", "list", "patch", "update"]
-    found = [
+    resources = [
         {"name": plural(kind), "kind": kind, "namespaced": kind != "Namespace", "verbs": verbs}
         for kind in KINDS[group]
     ]
-    return {"kind": "APIResourceList", "groupVersion": group, "resources": found}
+    return {"kind": "APIResourceList", "groupVersion": group, "resources": resources}
 
 
 def _groups() -> dict[str, Any]:
@@ -52,28 +52,28 @@ class Answers(BaseHTTPRequestHandler):
     """Discovery as a cluster gives it; whatever is created is kept; nothing else is there."""
 
     protocol_version = "HTTP/1.1"
-    taken: list[dict[str, Any]]
+    created: list[dict[str, Any]]
 
     def do_GET(self) -> None:
         """Discovery, empty lists, or 404."""
         path, _, query = self.path.partition("?")
         group = path.removeprefix("/apis/").removeprefix("/api/")
-        known = {"/version": VERSION, "/api": VERSIONS, "/apis": _groups()}
-        gone = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "NotFound"}
-        if path in known:
-            self._say(200, known[path])
+        documents = {"/version": VERSION, "/api": VERSIONS, "/apis": _groups()}
+        error = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "NotFound"}
+        if path in documents:
+            self._say(200, documents[path])
         elif group in KINDS:
             self._say(200, _resources(group))
         elif "labelSelector" in query:
             self._say(200, {"kind": "List", "apiVersion": "v1", "items": []})
         else:
-            self._say(404, gone | {"code": 404})
+            self._say(404, error | {"code": 404})
 
     def do_POST(self) -> None:
         """Take an object. Helm's own record of the release is no JSON and not the chart's."""
         body = self._body()
         if self._json():
-            self.taken.append(json.loads(body))
+            self.created.append(json.loads(body))
         self._send(201, body)
 
     def do_PUT(self) -> None:
@@ -102,12 +102,12 @@ class Answers(BaseHTTPRequestHandler):
 
 
 class KubeApi:
-    """A server on a free port of this machine; ``taken`` has what was created, in order."""
+    """A server on a free port of this machine; ``created`` has what was created, in order."""
 
     def __init__(self) -> None:
-        self.taken: list[dict[str, Any]] = []
-        own = type("OwnAnswers", (Answers,), {"taken": self.taken})
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), own)
+        self.created: list[dict[str, Any]] = []
+        handler = type("OwnAnswers", (Answers,), {"created": self.created})
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
 
     @property

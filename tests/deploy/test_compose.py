@@ -27,11 +27,11 @@ jsonschema.validate(json.loads(sys.argv[2]), schema)
 """
 
 
-def read(name: str) -> dict[str, Any]:
+def compose_file(name: str) -> dict[str, Any]:
     """A file with its variables at their defaults; what has none is in ``GIVEN``."""
     text = (DEPLOY / name).read_text()
     assert "${GRAFANA_PASSWORD:?" in text
-    text = re.sub(r"\$\{(\w+):\?[^}]*\}", lambda found: GIVEN[found[1]], text)
+    text = re.sub(r"\$\{(\w+):\?[^}]*\}", lambda match: GIVEN[match[1]], text)
     text = re.sub(r"\$\{(\w+):-([^}]*)\}", r"\2", text)
     assert "${" not in text
     return yaml.safe_load(text)
@@ -39,7 +39,7 @@ def read(name: str) -> dict[str, Any]:
 
 def variables(name: str) -> dict[str, str]:
     """Those of a file's Hedgerow that have a value, as ``GIVEN`` and the defaults give them."""
-    environment = read(name)["services"]["hedgerow"]["environment"]
+    environment = compose_file(name)["services"]["hedgerow"]["environment"]
     return {key: str(value) for key, value in environment.items() if value not in (None, "")}
 
 
@@ -49,18 +49,18 @@ def test_the_file_is_valid_compose(name: str) -> None:
     """By the schema in Debian's docker-compose."""
     folder = debian("docker-compose") / "usr/lib/python3/dist-packages/compose/config"
     python = python_tools() / "python"
-    document = read(name)
+    document = compose_file(name)
     del document["name"]  # newer than that schema
     text = json.dumps(document)
     command = [python, "-c", CHECK, folder / "compose_spec.json", text]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_what_is_mounted_is_there(name: str) -> None:
     """Every file of ours that a service mounts."""
-    for service in read(name)["services"].values():
+    for service in compose_file(name)["services"].values():
         for volume in service.get("volumes", ()):
             source = volume.split(":")[0]
             assert not source.startswith("./") or (DEPLOY / source).exists(), source
@@ -69,7 +69,7 @@ def test_what_is_mounted_is_there(name: str) -> None:
 @pytest.mark.parametrize("name", FILES)
 def test_prometheus_finds_its_targets_and_grafana_prometheus(name: str) -> None:
     """Host names are services, on a network that both are on."""
-    services = read(name)["services"]
+    services = compose_file(name)["services"]
     hosts = {("prometheus", 9090, "grafana")}
     mounted = str(services["prometheus"]["volumes"])
     for targets in (DEPLOY / "prometheus" / "targets").iterdir():
@@ -87,7 +87,7 @@ def test_prometheus_finds_its_targets_and_grafana_prometheus(name: str) -> None:
 @pytest.mark.parametrize("name", FILES)
 def test_hedgerow_is_started_with_what_it_knows(name: str) -> None:
     """Its variables are settings, its switches switches, its grace outlasts its drain."""
-    hedgerow = read(name)["services"]["hedgerow"]
+    hedgerow = compose_file(name)["services"]["hedgerow"]
     names = hedgerow["environment"].keys() - PASSED_TO_THE_HUB
     assert {key.removeprefix("HEDGEROW_").lower() for key in names} <= Settings.model_fields.keys()
     grace = int(hedgerow["stop_grace_period"].removesuffix("s"))
@@ -107,7 +107,7 @@ def test_hedgerow_is_started_with_what_it_knows(name: str) -> None:
 @pytest.mark.parametrize("name", FILES)
 def test_only_this_machine_is_let_in(name: str) -> None:
     """Ports are published on loopback; SGLang's servers listen in Hedgerow's container alone."""
-    for service in read(name)["services"].values():
+    for service in compose_file(name)["services"].values():
         assert all(port.startswith("127.0.0.1:") for port in service.get("ports", ()))
         assert service.get("restart") == "unless-stopped"
 
@@ -115,7 +115,7 @@ def test_only_this_machine_is_let_in(name: str) -> None:
 @pytest.mark.parametrize("name", FILES)
 def test_the_engines_kernel_can_be_loaded(name: str) -> None:
     """A tmpfs is mounted noexec by itself; nothing else can be written."""
-    hedgerow = read(name)["services"]["hedgerow"]
+    hedgerow = compose_file(name)["services"]["hedgerow"]
     assert hedgerow["read_only"]
     assert hedgerow["tmpfs"] == ["/tmp:exec"]
 
@@ -123,10 +123,10 @@ def test_the_engines_kernel_can_be_loaded(name: str) -> None:
 def test_the_example_of_env_names_what_the_file_takes() -> None:
     """Each of its variables, commented out or not; and all that the file passes on."""
     example = (DEPLOY / ".env.example").read_text()
-    named = set(re.findall(r"^(?:# )?([A-Z_]+)=", example, re.M))
+    names = set(re.findall(r"^(?:# )?([A-Z_]+)=", example, re.M))
     text = (DEPLOY / "compose.yaml").read_text()
-    assert named <= set(re.findall(r"([A-Z][A-Z_]+)(?=:[-?]|:$)", text, re.M))
-    assert set(re.findall(r"\$\{(\w+):\?", text)) <= named
+    assert names <= set(re.findall(r"([A-Z][A-Z_]+)(?=:[-?]|:$)", text, re.M))
+    assert set(re.findall(r"\$\{(\w+):\?", text)) <= names
 
 
 def test_the_models_of_the_example_are_known() -> None:
@@ -140,7 +140,7 @@ def test_the_models_of_the_example_are_known() -> None:
 
 def test_pictures_are_pinned_and_the_same_in_all() -> None:
     """No image floats."""
-    all_services = [read(name)["services"] for name in FILES]
+    all_services = [compose_file(name)["services"] for name in FILES]
     for services in all_services:
         for service in services.values():
             assert re.search(r":(v?\d+\.\d+\.\d+|cpu|gpu)$", service["image"])
@@ -152,7 +152,7 @@ def test_pictures_are_pinned_and_the_same_in_all() -> None:
 def test_vllm_is_the_one_that_is_tried() -> None:
     """Its servers are those that Hedgerow is told of, of the version that the tests run, each with
     the model that Hedgerow reads the tokenizer of."""
-    services = read("compose.vllm.yaml")["services"]
+    services = compose_file("compose.vllm.yaml")["services"]
     version = re.search(r"^VLLM \?= (\S+)$", (ROOT / "Makefile").read_text(), re.M)
     assert version is not None
     command = services["hedgerow"]["command"]

@@ -45,9 +45,9 @@ def test_what_is_provisioned_is_what_the_board_asks() -> None:
     [source] = yaml.safe_load((folder / "datasources" / "prometheus.yaml").read_text())[
         "datasources"
     ]
-    asked = {panel["datasource"]["uid"] for panel in PANELS}
-    asked |= {target["datasource"]["uid"] for panel in PANELS for target in panel["targets"]}
-    assert asked == {source["uid"]}
+    uids = {panel["datasource"]["uid"] for panel in PANELS}
+    uids |= {target["datasource"]["uid"] for panel in PANELS for target in panel["targets"]}
+    assert uids == {source["uid"]}
     [provider] = yaml.safe_load((folder / "dashboards" / "hedgerow.yaml").read_text())["providers"]
     assert provider["options"]["path"] == "/var/lib/grafana/dashboards"
 
@@ -85,9 +85,9 @@ class Prometheus:
 
     def ask(self, expression: str) -> list[dict[str, Any]]:
         """The instant vector of an expression."""
-        said = self.http.post("/api/v1/query", data={"query": expression}).json()
-        assert said["status"] == "success", f"{expression}: {said}"
-        return said["data"]["result"]
+        reply = self.http.post("/api/v1/query", data={"query": expression}).json()
+        assert reply["status"] == "success", f"{expression}: {reply}"
+        return reply["data"]["result"]
 
     def until(self, expression: str) -> None:
         """Ask again and again until there is something."""
@@ -131,18 +131,18 @@ def load(url: str, seed: int) -> None:
 @pytest.mark.slow
 def test_every_panel_has_data(server: Server, prometheus: Prometheus) -> None:
     """Scraped under load twice, each query of each panel returns a number that is one."""
-    ended = "sum(hedgerow_searches_total)"
+    total = "sum(hedgerow_searches_total)"
     load(server.url, 1)
-    prometheus.until(f"{ended} == 3")
+    prometheus.until(f"{total} == 3")
     load(server.url, 2)
-    prometheus.until(f"{ended} == 6")
+    prometheus.until(f"{total} == 6")
     prometheus.until("instance_policy:hedgerow_policy_seconds:ratio5m")
     silent = {}
     for panel in PANELS:
         for target in panel["targets"]:
             query = target["expr"].replace("$__rate_interval", "5m").replace("$instance", ".*")
-            found = prometheus.ask(query)
-            if not any(math.isfinite(float(sample["value"][1])) for sample in found):
+            samples = prometheus.ask(query)
+            if not any(math.isfinite(float(sample["value"][1])) for sample in samples):
                 silent[panel["title"]] = query
     assert silent == {}
     assert prometheus.ask('ALERTS{alertname="HedgerowEngineDown"}') == []

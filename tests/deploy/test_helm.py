@@ -57,10 +57,10 @@ pytestmark = pytest.mark.slow
 def helm(action: str, values: dict[str, Any], kubeconfig: str = "") -> str:
     """Run Helm in its own process; its output."""
     command = [python_tools() / "python", "-c", HELM, action, CHART, json.dumps(values), kubeconfig]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise ChartRefused(done.stderr)
-    return done.stdout
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    if process.returncode:
+        raise ChartRefused(process.stderr)
+    return process.stdout
 
 
 class ChartRefused(Exception):
@@ -75,14 +75,14 @@ def cluster() -> Iterator[KubeApi]:
     running.close()
 
 
-def installed(cluster: KubeApi, values: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
+def install(cluster: KubeApi, values: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
     """What Helm makes of the chart, by kind and name; valid by Kubernetes' schemas."""
     helm("install", values, cluster.kubeconfig)
     command = [python_tools() / "python", "-c", CHECK]
-    told = json.dumps(cluster.taken)
-    done = subprocess.run(command, input=told, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return {(doc["kind"], doc["metadata"]["name"]): doc for doc in cluster.taken}
+    documents = json.dumps(cluster.created)
+    process = subprocess.run(command, input=documents, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr
+    return {(doc["kind"], doc["metadata"]["name"]): doc for doc in cluster.created}
 
 
 def environment(deployment: dict[str, Any]) -> dict[str, str]:
@@ -93,17 +93,17 @@ def environment(deployment: dict[str, Any]) -> dict[str, str]:
 
 def test_helm_lint_finds_nothing() -> None:
     """Neither errors nor warnings; information alone."""
-    found = json.loads(helm("lint", {}))
-    assert not found["Errors"]
-    assert all(message["Severity"] <= 1 for message in found["Messages"])
+    findings = json.loads(helm("lint", {}))
+    assert not findings["Errors"]
+    assert all(message["Severity"] <= 1 for message in findings["Messages"])
 
 
 def test_the_default_is_the_embedded_engine(cluster: KubeApi) -> None:
     """One Deployment, one Service, a disruption budget and a network policy."""
-    found = installed(cluster, {})
+    objects = install(cluster, {})
     names = [("NetworkPolicy", "tree"), ("PodDisruptionBudget", "tree"), ("Service", "tree")]
-    assert sorted(found) == sorted([*names, ("Deployment", "tree")])
-    deployment = found["Deployment", "tree"]
+    assert sorted(objects) == sorted([*names, ("Deployment", "tree")])
+    deployment = objects["Deployment", "tree"]
     pod = deployment["spec"]["template"]["spec"]
     [container] = pod["containers"]
     assert deployment["spec"]["replicas"] == 2
@@ -111,43 +111,44 @@ def test_the_default_is_the_embedded_engine(cluster: KubeApi) -> None:
     assert container["securityContext"]["readOnlyRootFilesystem"]
     assert container["readinessProbe"]["httpGet"]["path"] == "/ready"
     assert container["livenessProbe"]["httpGet"]["path"] == "/health"
-    given = environment(deployment)
-    assert pod["terminationGracePeriodSeconds"] > int(given["HEDGEROW_DRAIN_SECONDS"])
-    load_settings(given)
+    variables = environment(deployment)
+    assert pod["terminationGracePeriodSeconds"] > int(variables["HEDGEROW_DRAIN_SECONDS"])
+    load_settings(variables)
     labels = deployment["spec"]["template"]["metadata"]["labels"].items()
-    for owner in (found["Service", "tree"]["spec"]["selector"],):
+    for owner in (objects["Service", "tree"]["spec"]["selector"],):
         assert owner.items() <= labels
 
 
 def test_everything_on_is_valid_and_wired(cluster: KubeApi) -> None:
     """A Service a pool, every server of a pool by name, an autoscaler, keys, an ingress."""
-    found = installed(cluster, EVERYTHING)
-    kinds = {kind for kind, _ in found}
+    objects = install(cluster, EVERYTHING)
+    kinds = {kind for kind, _ in objects}
     assert {"StatefulSet", "HorizontalPodAutoscaler", "Ingress", "ServiceMonitor"} <= kinds
-    assert {name for kind, name in found if kind == "Service"} == {
+    assert {name for kind, name in objects if kind == "Service"} == {
         "tree",
         "tree-policy",
         "tree-reward",
     }
-    deployment = found["Deployment", "tree"]
+    deployment = objects["Deployment", "tree"]
     assert "replicas" not in deployment["spec"]
-    given = environment(deployment)
+    variables = environment(deployment)
     urls = [f"http://tree-policy-{i}.tree-policy:30000" for i in range(3)]
-    assert given["HEDGEROW_POLICY_URLS"] == ",".join(urls)
-    assert given["HEDGEROW_REWARD_URLS"] == "http://tree-reward-0.tree-reward:30000"
-    pool = found["StatefulSet", "tree-policy"]["spec"]
+    assert variables["HEDGEROW_POLICY_URLS"] == ",".join(urls)
+    assert variables["HEDGEROW_REWARD_URLS"] == "http://tree-reward-0.tree-reward:30000"
+    pool = objects["StatefulSet", "tree-policy"]["spec"]
     assert pool["replicas"] == 3
     assert pool["template"]["spec"]["securityContext"]["runAsUser"] > 0
-    asked = found["HorizontalPodAutoscaler", "tree"]["spec"]["metrics"][0]["pods"]["metric"]["name"]
+    autoscaler = objects["HorizontalPodAutoscaler", "tree"]["spec"]
+    metric = autoscaler["metrics"][0]["pods"]["metric"]["name"]
     adapter = yaml.safe_load((ROOT / "deploy/prometheus/adapter.yaml").read_text())
-    assert asked in {rule["name"]["as"] for rule in adapter["rules"]["custom"]}
+    assert metric in {rule["name"]["as"] for rule in adapter["rules"]["custom"]}
 
 
 @pytest.mark.parametrize("gpus", [1, 2])
 def test_a_replica_may_have_gpus_of_its_own(cluster: KubeApi, gpus: int) -> None:
     """Both models on one GPU, or one on each: a pod with a cache for downloads, no pools."""
     two = {"launch_memory": "0.88,0.88", "reward_args": "--base-gpu-id 1"} if gpus == 2 else {}
-    found = installed(
+    objects = install(
         cluster,
         {
             "engine": "launch",
@@ -160,27 +161,27 @@ def test_a_replica_may_have_gpus_of_its_own(cluster: KubeApi, gpus: int) -> None
             },
         },
     )
-    assert "StatefulSet" not in {kind for kind, _ in found}
-    deployment = found["Deployment", "tree"]
+    assert "StatefulSet" not in {kind for kind, _ in objects}
+    deployment = objects["Deployment", "tree"]
     pod = deployment["spec"]["template"]["spec"]
     [container] = pod["containers"]
     assert container["image"].startswith("hedgerow-gpu:")
     assert container["resources"]["limits"] == {"nvidia.com/gpu": gpus}
     assert {"name": "cache", "mountPath": "/cache"} in container["volumeMounts"]
     assert deployment["spec"]["strategy"]["rollingUpdate"] == {"maxUnavailable": 1, "maxSurge": 0}
-    given = environment(deployment)
-    assert given["HEDGEROW_LAUNCH"] == "on"
-    assert given["HEDGEROW_REWARD_FORMAT"] == "qwen2.5-math-prm"
-    names = {name.removeprefix("HEDGEROW_").lower() for name in given}
+    variables = environment(deployment)
+    assert variables["HEDGEROW_LAUNCH"] == "on"
+    assert variables["HEDGEROW_REWARD_FORMAT"] == "qwen2.5-math-prm"
+    names = {name.removeprefix("HEDGEROW_").lower() for name in variables}
     assert names <= Settings.model_fields.keys()
 
 
 def test_nobody_but_hedgerow_and_monitoring_reaches_sglang(cluster: KubeApi) -> None:
     """The policy selects both pools and lets two peers in, nothing out."""
-    found = installed(cluster, EVERYTHING)
-    policy = found["NetworkPolicy", "tree-sglang"]["spec"]
+    objects = install(cluster, EVERYTHING)
+    policy = objects["NetworkPolicy", "tree-sglang"]["spec"]
     [rule] = policy["ingress"]
-    server = found["Deployment", "tree"]["spec"]["selector"]["matchLabels"]
+    server = objects["Deployment", "tree"]["spec"]["selector"]["matchLabels"]
     assert rule["from"][0]["podSelector"]["matchLabels"] == server
     assert len(rule["from"]) == 2
     assert policy.get("egress", []) == []
@@ -189,7 +190,7 @@ def test_nobody_but_hedgerow_and_monitoring_reaches_sglang(cluster: KubeApi) -> 
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("values", "message"),
     [
         ({"engine": "vllm"}, "engine"),
         ({"replicas": 0}, "replicas"),
@@ -205,12 +206,12 @@ def test_nobody_but_hedgerow_and_monitoring_reaches_sglang(cluster: KubeApi) -> 
     ],
 )
 def test_wrong_values_are_refused_by_name(
-    cluster: KubeApi, values: dict[str, Any], said: str
+    cluster: KubeApi, values: dict[str, Any], message: str
 ) -> None:
     """By the schema, before anything is sent; keys belong into Secrets."""
-    with pytest.raises(ChartRefused, match=re.escape(said)):
+    with pytest.raises(ChartRefused, match=re.escape(message)):
         helm("install", values, cluster.kubeconfig)
-    assert cluster.taken == []
+    assert cluster.created == []
 
 
 def test_the_chart_is_of_this_version() -> None:

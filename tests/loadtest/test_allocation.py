@@ -96,9 +96,9 @@ def test_a_plot_has_a_panel_a_task(tmp_path: Path) -> None:
     plots = [tmp_path / "a.svg", tmp_path / "b.svg"]
     for path in plots:
         plot(rows, path)
-    drawn = plots[0].read_text()
-    assert all(word in drawn for word in ("game24, 2 questions", "countdown, 2", "rebase"))
-    assert plots[1].read_text() == drawn
+    svg = plots[0].read_text()
+    assert all(word in svg for word in ("game24, 2 questions", "countdown, 2", "rebase"))
+    assert plots[1].read_text() == svg
 
 
 @pytest.mark.parametrize(
@@ -132,8 +132,8 @@ async def test_every_method_is_a_policy_that_searches() -> None:
     """Each is known, and finishes on an engine without a model."""
     item = Item("game24", "Use 4 9 10 13 to make 24.", 1)
     methods = [Method(n, SearchSpec.model_validate({**d, "width": 4})) for n, d in DIALS.items()]
-    found = await compare(ScriptedEngine(), [item], methods)
-    searches = [one for results in found for one in records_of([item], results, [0])]
+    comparison = await compare(ScriptedEngine(), [item], methods)
+    searches = [record for results in comparison for record in records_of([item], results, [0])]
     assert [s.method for s in searches] == list(DIALS)
     assert all(s.tokens > 0 for s in searches)
     with pytest.raises(EngineError):

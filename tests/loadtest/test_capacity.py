@@ -44,9 +44,9 @@ def test_the_fit_goes_through_both_widths() -> None:
     """What made the numbers is found again."""
     true = Search(WIDE, depth=3, step=10, prompt=100, kept=0.5, spread=0.9)
     narrow = replace(true, width=NARROW).kv_tokens
-    found = fitted(narrow, true.kv_tokens, 3, 10, 100)
-    assert (found.kept, found.spread) == (pytest.approx(0.5), pytest.approx(0.9))
-    assert found.kv_tokens == pytest.approx(true.kv_tokens)
+    fit = fitted(narrow, true.kv_tokens, 3, 10, 100)
+    assert (fit.kept, fit.spread) == (pytest.approx(0.5), pytest.approx(0.9))
+    assert fit.kv_tokens == pytest.approx(true.kv_tokens)
 
 
 def test_the_roofline_by_hand() -> None:
@@ -60,16 +60,20 @@ def test_the_roofline_by_hand() -> None:
 
 def test_a_replica_by_hand() -> None:
     """90 MB less 4 MB of weights hold so many searches, which share every pass."""
-    one = ReplicaModel(BOX, TINY, TINY, SMALL)
-    assert one.kv_bytes == 180 * 64
-    assert one.kv_bytes_mean == 140 * 64
-    assert one.kv_room == pytest.approx(86e6 / 64)
-    assert one.room == int(86e6 // (180 * 64))
+    replica = ReplicaModel(BOX, TINY, TINY, SMALL)
+    assert replica.kv_bytes == 180 * 64
+    assert replica.kv_bytes_mean == 140 * 64
+    assert replica.kv_room == pytest.approx(86e6 / 64)
+    assert replica.room == int(86e6 // (180 * 64))
     rows = 4 * 25
     passes = 10 * 2e6 * rows / 1e9 + 2e6 * rows * 10 / 1e9
-    assert one.seconds(25) == pytest.approx(3 * passes / EFFICIENCY)
-    assert one.drawing(25) == pytest.approx(one.scoring(25)) == pytest.approx(one.seconds(25) / 2)
-    assert one.rate(25) == pytest.approx(25 / one.seconds(25))
+    assert replica.seconds(25) == pytest.approx(3 * passes / EFFICIENCY)
+    assert (
+        replica.drawing(25)
+        == pytest.approx(replica.scoring(25))
+        == pytest.approx(replica.seconds(25) / 2)
+    )
+    assert replica.rate(25) == pytest.approx(25 / replica.seconds(25))
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +96,10 @@ class Law:
 
 def test_sharing_that_gains_nothing_is_a_queue() -> None:
     """At half load of one search a second: one under way on average, busy half of the time."""
-    found = company(lambda _: 1.0, 1, 0.5)
-    assert found.at_once == pytest.approx(0.5)
-    assert found.waiting == pytest.approx(0.5)
-    assert found.busy == pytest.approx(0.5)
+    queue = company(lambda _: 1.0, 1, 0.5)
+    assert queue.at_once == pytest.approx(0.5)
+    assert queue.waiting == pytest.approx(0.5)
+    assert queue.busy == pytest.approx(0.5)
     shared = company(lambda _: 1.0, 5, 0.5)
     assert shared.at_once + shared.waiting == pytest.approx(1)
     assert shared.waiting == pytest.approx(0.5**5)
@@ -103,24 +107,24 @@ def test_sharing_that_gains_nothing_is_a_queue() -> None:
 
 def test_sharing_that_costs_nothing_is_each_alone() -> None:
     """Two a second that take one second each: two under way, none in one of e squared moments."""
-    found = company(float, 200, 2)
-    assert found.at_once == pytest.approx(2)
-    assert found.busy == pytest.approx(1 - math.exp(-2))
+    queue = company(float, 200, 2)
+    assert queue.at_once == pytest.approx(2)
+    assert queue.busy == pytest.approx(1 - math.exp(-2))
 
 
 def test_shared_passes_by_hand() -> None:
     """4 s alone, 3 of them shared; at half load 0.5 * 4 / 0.5 are under way."""
-    found = company(Law(fixed=3, each=1).rate, 400, 0.5)
-    assert found.at_once == pytest.approx(4)
-    assert found.waiting == pytest.approx(0, abs=1e-9)
-    assert found.busy == pytest.approx(1 - 0.5**4)
+    queue = company(Law(fixed=3, each=1).rate, 400, 0.5)
+    assert queue.at_once == pytest.approx(4)
+    assert queue.waiting == pytest.approx(0, abs=1e-9)
+    assert queue.busy == pytest.approx(1 - 0.5**4)
 
 
 def test_very_many_places_fit_the_arithmetic() -> None:
     """Products of thousands of factors above 1 stay numbers."""
-    found = company(float, 5000, 2000)
-    assert found.at_once == pytest.approx(2000)
-    assert found.busy == pytest.approx(1)
+    queue = company(float, 5000, 2000)
+    assert queue.at_once == pytest.approx(2000)
+    assert queue.busy == pytest.approx(1)
 
 
 def test_more_than_it_can_do_is_refused() -> None:
@@ -144,29 +148,29 @@ def test_more_arrivals_are_never_less_company(
 
 def test_users_by_hand() -> None:
     """3600 asks an hour are one a second; time and KV follow by Little's law."""
-    one = ReplicaModel(BOX, TINY, TINY, SMALL)
-    found = row(600, 6.0, one)
-    assert found["arrivals_per_second"] == 600 * 6 / HOUR == 1
-    assert found["replicas"] * one.rate(one.room) * BUSY >= 1
-    shared = company(one.rate, one.room, 1 / found["replicas"])
-    assert (found["searches_at_once"], found["busy"]) == (shared.at_once, shared.busy)
-    each = found["replicas"] * (shared.at_once + shared.waiting)
-    assert found["seconds"] == pytest.approx(each)
-    assert found["seconds"] > one.seconds(1)
-    assert found["expected_kv_tokens"] == pytest.approx(
-        found["replicas"] * shared.at_once * SMALL.kv_tokens_mean
+    replica = ReplicaModel(BOX, TINY, TINY, SMALL)
+    plan = row(600, 6.0, replica)
+    assert plan["arrivals_per_second"] == 600 * 6 / HOUR == 1
+    assert plan["replicas"] * replica.rate(replica.room) * BUSY >= 1
+    shared = company(replica.rate, replica.room, 1 / plan["replicas"])
+    assert (plan["searches_at_once"], plan["busy"]) == (shared.at_once, shared.busy)
+    each = plan["replicas"] * (shared.at_once + shared.waiting)
+    assert plan["seconds"] == pytest.approx(each)
+    assert plan["seconds"] > replica.seconds(1)
+    assert plan["expected_kv_tokens"] == pytest.approx(
+        plan["replicas"] * shared.at_once * SMALL.kv_tokens_mean
     )
 
 
 def test_one_user_has_the_machine_alone() -> None:
     """Nearly the time of one, on a replica that is nearly idle."""
-    one = ReplicaModel(
+    replica = ReplicaModel(
         GPUS["h100"], MODELS["qwen2.5-1.5b"], MODELS["qwen2.5-7b"], Search(64, 10, 60, 300)
     )
-    found = row(1, 6.0, one)
-    assert found["replicas"] == 1
-    assert found["seconds"] == pytest.approx(one.seconds(1), rel=0.01)
-    assert found["busy"] == pytest.approx(one.seconds(1) * 6 / HOUR, rel=0.01)
+    plan = row(1, 6.0, replica)
+    assert plan["replicas"] == 1
+    assert plan["seconds"] == pytest.approx(replica.seconds(1), rel=0.01)
+    assert plan["busy"] == pytest.approx(replica.seconds(1) * 6 / HOUR, rel=0.01)
 
 
 def test_what_does_not_fit_is_refused_with_both_sizes() -> None:
@@ -188,8 +192,8 @@ def test_more_users_never_need_less(
 ) -> None:
     """Replicas and KV grow with users; what is planned is never more than what is served."""
     search = Search(width, depth, step, prompt=200)
-    one = ReplicaModel(GPUS[gpu], MODELS["qwen2.5-1.5b"], MODELS["qwen2.5-7b"], search)
-    few, many = (row(n, 6.0, one) for n in (users, 2 * users))
+    replica = ReplicaModel(GPUS[gpu], MODELS["qwen2.5-1.5b"], MODELS["qwen2.5-7b"], search)
+    few, many = (row(n, 6.0, replica) for n in (users, 2 * users))
     assert few["replicas"] <= many["replicas"]
     assert few["expected_kv_tokens"] <= many["expected_kv_tokens"] * (1 + 1e-9)
     assert few["searches_at_once"] <= few["most_at_once"]
@@ -203,5 +207,5 @@ def test_the_judged_width_lies_on_the_line() -> None:
 
 def test_the_command_prints_one_document() -> None:
     """Rows for the users asked for."""
-    done = run("capacity", "--json", "--users", "1,1000")
-    assert [found["users"] for found in json.loads(done.stdout)["rows"]] == [1, 1000]
+    process = run("capacity", "--json", "--users", "1,1000")
+    assert [plan["users"] for plan in json.loads(process.stdout)["rows"]] == [1, 1000]

@@ -20,12 +20,12 @@ class Sending(ScriptedEngine):
 
     def __init__(self, policy: Replica, reward: Replica) -> None:
         super().__init__()
-        self.sent = 0
+        self.requests = 0
         self._policy, self._reward = policy, reward
 
     async def expand(self, tree: str, branches: Sequence[Branch], sampling: Sampling) -> list[Step]:
         """The script's."""
-        self.sent += 2
+        self.requests += 2
         for path in ("/generate", "/server_info", "/generate"):
             await self._policy._client.post(path)
             await asyncio.sleep(0)
@@ -35,7 +35,7 @@ class Sending(ScriptedEngine):
         self, tree: str, prompt: tuple[int, ...], question: str, trajectories: Sequence[Trajectory]
     ) -> list[float]:
         """The script's."""
-        self.sent += 1
+        self.requests += 1
         await self._reward._client.post("/classify")
         return await super().score(tree, prompt, question, trajectories)
 
@@ -43,17 +43,17 @@ class Sending(ScriptedEngine):
 async def test_requests_are_counted_by_round_and_server() -> None:
     """However many searches there are at once; a look at a server's health is none of them, nor is
     what nobody's round sends."""
-    answering = httpx.MockTransport(lambda _: httpx.Response(200))
+    transport = httpx.MockTransport(lambda _: httpx.Response(200))
     servers = [Replica(f"http://{name}", ServerTimes(1, 1, 1, 9)) for name in ("policy", "reward")]
     for server in servers:
         await server.close()
-        server._client = httpx.AsyncClient(base_url=server.url, transport=answering)
+        server._client = httpx.AsyncClient(base_url=server.url, transport=transport)
     engine = Sending(*servers)
-    with CountedRounds(engine).listening() as counted:
-        await grow_all(counted, unlike_items("game24", 3), Method("one", REBASE_8), 3)
+    with CountedRounds(engine).listening() as rounds:
+        await grow_all(rounds, unlike_items("game24", 3), Method("one", REBASE_8), 3)
         await servers[0]._client.post("/generate")
     await servers[0]._client.post("/generate")
-    assert counted.most == 2
-    assert counted.total == engine.sent
+    assert rounds.most == 2
+    assert rounds.total == engine.requests
     for server in servers:
         await server.close()

@@ -42,25 +42,25 @@ async def test_repeated_decisions_grow_the_same_tree(name: PolicyName) -> None:
     ticks = iter(range(10_000))
     for seed in range(5):
         spec = SearchSpec(policy=name, width=9, seed=seed)
-        noted = Decisions()
+        decisions = Decisions()
         plain = await grow(spec)
-        watched = await grow(spec, noting(POLICIES[name], noted, lambda: next(ticks)))
-        again = await grow(spec, replaying(POLICIES[name], noted.rounds))
-        assert plain.digest == watched.digest == again.digest
+        watched = await grow(spec, noting(POLICIES[name], decisions, lambda: next(ticks)))
+        replayed = await grow(spec, replaying(POLICIES[name], decisions.rounds))
+        assert plain.digest == watched.digest == replayed.digest
         assert watched.stats.kv_tokens_total == plain.stats.kv_tokens_total
         assert watched.stop_reason == plain.stop_reason
-        assert len(noted.rounds) == plain.stats.rounds
-        assert noted.seconds == [1] * (len(noted.rounds) + 1)
-        assert noted.nodes[0] == 1
-        assert noted.nodes[-1] == len(plain.tree)
+        assert len(decisions.rounds) == plain.stats.rounds
+        assert decisions.seconds == [1] * (len(decisions.rounds) + 1)
+        assert decisions.nodes[0] == 1
+        assert decisions.nodes[-1] == len(plain.tree)
 
 
 def test_a_tree_that_has_become_another_one_ends() -> None:
     """A round names a node that was not drawn, or one that is finished: nothing more is planned."""
     spec, tree = SearchSpec(policy="rebase", width=4), Tree([1])
     tree.add(0, [2], "a", Finish.END)
-    for lost in (Round({7: 1}), Round({1: 1}), Round({0: 1}, prune=(1,))):
-        assert replaying(POLICIES["rebase"], [lost])(spec).plan(tree) is None
+    for impossible in (Round({7: 1}), Round({1: 1}), Round({0: 1}, prune=(1,))):
+        assert replaying(POLICIES["rebase"], [impossible])(spec).plan(tree) is None
     possible = Round({0: 2})
     assert replaying(POLICIES["rebase"], [possible])(spec).plan(tree) == possible
 
@@ -89,9 +89,9 @@ class Looking:
 def test_what_else_a_policy_asks_is_passed_on_but_not_repeated() -> None:
     """Embeddings are asked for as often as without noting, and never for a repetition."""
     spec, tree, decisions = SearchSpec(), Tree([1]), Decisions()
-    noted: Any = noting(lambda _: Looking(), decisions, lambda: 0.0)(spec)
-    assert noted.to_embed(tree) == tree.nodes
-    assert noted.suited_to("hidden").plan(tree) == Round({0: 6})
+    policy: Any = noting(lambda _: Looking(), decisions, lambda: 0.0)(spec)
+    assert policy.to_embed(tree) == tree.nodes
+    assert policy.suited_to("hidden").plan(tree) == Round({0: 6})
     assert decisions.rounds == [Round({0: 6})]
     assert not hasattr(noting(POLICIES["rebase"], Decisions(), lambda: 0.0)(spec), "to_embed")
     repeated = replaying(lambda _: Looking(), [])(spec)

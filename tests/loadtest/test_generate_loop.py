@@ -24,11 +24,13 @@ def test_a_padded_batch_draws_and_scores_as_the_reference_engine_does(loop, refe
     """Prefixes of three lengths in one left-padded batch: the steps and rewards of each alone."""
     prompts = [tuple(range(20, 20 + length)) for length in (5, 17, 11)]
     branches = [Branch(0, i, tokens, 7 + i, 24, i + 1) for i, tokens in enumerate(prompts)]
-    drawn = [asyncio.run(engine.expand("t", branches, Sampling())) for engine in (loop, reference)]
-    assert [(s.tokens, s.text, s.finish) for s in drawn[0]] == [
-        (s.tokens, s.text, s.finish) for s in drawn[1]
+    steps_by_engine = [
+        asyncio.run(engine.expand("t", branches, Sampling())) for engine in (loop, reference)
     ]
-    steps = [s.tokens for s in drawn[0]]
+    assert [(s.tokens, s.text, s.finish) for s in steps_by_engine[0]] == [
+        (s.tokens, s.text, s.finish) for s in steps_by_engine[1]
+    ]
+    steps = [s.tokens for s in steps_by_engine[0]]
     paths = [Trajectory(i, tuple(steps[: i + 1]), ("",) * (i + 1)) for i in range(3)]
     rewards = [asyncio.run(e.score("t", prompts[0], "", paths)) for e in (loop, reference)]
     assert rewards[0] == pytest.approx(rewards[1], abs=1e-4)

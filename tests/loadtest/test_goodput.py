@@ -69,8 +69,8 @@ def test_rows_by_hand() -> None:
     """Two items: the paper's baseline at 20 and 10 tokens a second, ours at twice that."""
     paper = [RUN, replace(RUN, goodput=10.0, seconds=8.0, correct=False, digest="bb")]
     ours = [replace(run, goodput=2 * run.goodput, seconds=run.seconds / 2) for run in paper]
-    other = [replace(ours[0], digest="cc"), replace(ours[1], verifier_seconds=0.25)]
-    runs = {"paper_baseline": paper, "baseline": ours, "P": other}
+    p_runs = [replace(ours[0], digest="cc"), replace(ours[1], verifier_seconds=0.25)]
+    runs = {"paper_baseline": paper, "baseline": ours, "P": p_runs}
     first, second, third = rows(runs, [replace(run, goodput=30.0) for run in paper])
     assert (first["precise_goodput"], second["precise_goodput"]) == (15.0, 30.0)
     assert first["goodput_vs_paper_baseline"] == 1.0
@@ -117,11 +117,11 @@ def test_a_summary_by_hand() -> None:
         cell = rows({"paper_baseline": paper, "baseline": paper, "SMP": mine}, paper)
         return [row | {"beams": beams} for row in cell]
 
-    found = {row["variant"]: row for row in summary([*cell(2.0), *cell(0.9)])}
-    assert found["SMP"]["cells"] == 2
-    assert found["SMP"]["goodput_vs_baseline"] == pytest.approx(1.45)
-    assert found["SMP"]["cells_below"] == 1
-    assert found["baseline"]["cells_below"] == 0
+    by_variant = {row["variant"]: row for row in summary([*cell(2.0), *cell(0.9)])}
+    assert by_variant["SMP"]["cells"] == 2
+    assert by_variant["SMP"]["goodput_vs_baseline"] == pytest.approx(1.45)
+    assert by_variant["SMP"]["cells_below"] == 1
+    assert by_variant["baseline"]["cells_below"] == 0
     unsure = [row | {"goodput_vs_baseline_ci95": [0.96, 1.0]} for row in cell(0.98)]
     assert summary(unsure)[2]["cells_below"] == 0
     # Twice as many narrow cells as wide ones count no more: (2 + 0.9) / 2 and 3 are 2.225.
@@ -158,10 +158,10 @@ def test_cells() -> None:
 def test_some_cells_at_random() -> None:
     """As many as are asked for, in the plan's order, the same for the same seed."""
     plan = GoodputPlan(sample=20)
-    drawn, every = cells_of(plan), cells_of(GoodputPlan())
-    assert len(drawn) == len(set(drawn)) == 20
-    assert drawn == [cell for cell in every if cell in drawn] == cells_of(plan)
-    assert drawn != cells_of(replace(plan, seed=1))
+    sample, every = cells_of(plan), cells_of(GoodputPlan())
+    assert len(sample) == len(set(sample)) == 20
+    assert sample == [cell for cell in every if cell in sample] == cells_of(plan)
+    assert sample != cells_of(replace(plan, seed=1))
     narrow, wide = (cells_of(replace(plan, widths=(n,))) for n in (8, 16))
     assert [replace(cell, width=16) for cell in narrow] != wide
     assert cells_of(GoodputPlan(sample=10_000)) == every
@@ -191,19 +191,19 @@ def test_whole_prefixes_score_the_same_and_are_read_whole(models: tuple[Path, Pa
         [Trajectory(1, (step,), ("",)), Trajectory(2, (step[:10],), ("",))],
         [Trajectory(3, (step, (65, 66)), ("", ""))],
     ]
-    found, read = {}, {}
+    rewards, tokens_read = {}, {}
     for whole in (True, False):
-        engine = Sided(loaded, clock=_never_asked, whole_prefix=whole, kv_tokens=500)
+        engine = Sided(loaded, clock=_zero_clock, whole_prefix=whole, kv_tokens=500)
 
         async def score(engine: Sided = engine) -> list[list[float]]:
             return [await engine.score("t", tuple(range(30)), "", each) for each in rounds]
 
-        found[whole] = asyncio.run(score())
-        read[whole] = engine.whole_tokens or asyncio.run(engine.release("t")).prm_tokens
-    assert found[True] == found[False]
+        rewards[whole] = asyncio.run(score())
+        tokens_read[whole] = engine.whole_tokens or asyncio.run(engine.release("t")).prm_tokens
+    assert rewards[True] == rewards[False]
     tags = 1 + 1 + 2
-    assert read[True] == 3 * 30 + 20 + 10 + 22 + tags
-    assert read[False] < read[True] - 2 * 20
+    assert tokens_read[True] == 3 * 30 + 20 + 10 + 22 + tags
+    assert tokens_read[False] < tokens_read[True] - 2 * 20
 
 
 @pytest.mark.slow
@@ -221,16 +221,16 @@ def test_a_small_run(models: tuple[Path, Path]) -> None:
         batch_limit=2,
     )
     document = asyncio.run(measure(plan, models))
-    found = document["rows"]
-    assert [row["variant"] for row in found] == list(VARIANTS)
-    for row in found:
+    cell_rows = document["rows"]
+    assert [row["variant"] for row in cell_rows] == list(VARIANTS)
+    for row in cell_rows:
         assert row.keys() >= KEYS | set(COLUMNS)
         assert row["identical_trees"] == 1.0
-        assert row["tree_digest"] == found[0]["tree_digest"]
+        assert row["tree_digest"] == cell_rows[0]["tree_digest"]
         assert row["pool_bytes"] <= max(row["working_set_bytes"], row["pool_bytes"])
         assert 0 < row["slot_utilisation"] <= 1
         assert row["generator_seconds"] + row["verifier_seconds"] <= row["latency_seconds"]
-    by_name = {row["variant"]: row for row in found}
+    by_name = {row["variant"]: row for row in cell_rows}
     assert by_name["paper_baseline"]["prm_tokens"] > by_name["baseline"]["prm_tokens"]
     assert by_name["MP"]["kv_tokens"] != by_name["P"]["kv_tokens"]
     assert by_name["SMP"]["speculated_used"] + by_name["SMP"]["speculated_wasted"] > 0
@@ -248,7 +248,7 @@ def test_what_there_is_no_time_for_is_named(models: tuple[Path, Path]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["--policy", "bean"], "bean: known are"),
         (["--pool", "0"], "0: must be values above 0"),
@@ -257,11 +257,11 @@ def test_what_there_is_no_time_for_is_named(models: tuple[Path, Path]) -> None:
     ],
 )
 def test_a_wrong_switch_is_refused(
-    words: list[str], said: str, monkeypatch: pytest.MonkeyPatch
+    words: list[str], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The switch, its value and what is allowed."""
-    assert said in refused(goodput.main, words, monkeypatch)
+    assert message in refused(goodput.main, words, monkeypatch)
 
 
-def _never_asked() -> float:
+def _zero_clock() -> float:
     return 0.0

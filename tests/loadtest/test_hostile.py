@@ -22,19 +22,19 @@ FINE = [
 
 def test_a_history_that_keeps_every_promise() -> None:
     """One pair, as an error is none."""
-    found = checked(FINE)
-    assert (found["requests"], found["pairs"], found["broken"]) == (4, 1, {})
+    summary = checked(FINE)
+    assert (summary["requests"], summary["pairs"], summary["broken"]) == (4, 1, {})
 
 
 def test_what_a_deadline_has_cut_is_no_pair() -> None:
     """How far a search came by then is the clock's; it is counted by itself."""
-    cut = Asked("a", 200, "", "d2", 5, 5, 60.0, deadline=True)
-    found = checked([*FINE, cut])
-    assert (found["pairs"], found["cut_by_deadline"], found["broken"]) == (1, 1, {})
+    timed_out = Asked("a", 200, "", "d2", 5, 5, 60.0, deadline=True)
+    summary = checked([*FINE, timed_out])
+    assert (summary["pairs"], summary["cut_by_deadline"], summary["broken"]) == (1, 1, {})
 
 
 @pytest.mark.parametrize(
-    ("one", "broken"),
+    ("reply", "broken"),
     [
         (Asked("c", 500, "internal_error"), "undocumented_5xx"),
         (Asked("c", 400), "untyped_errors"),
@@ -44,9 +44,9 @@ def test_what_a_deadline_has_cut_is_no_pair() -> None:
         (Asked("c", 200, "", "d1", 8, 7), "billed_is_not_drawn"),
     ],
 )
-def test_a_promise_that_breaks_is_named(one: Asked, broken: str) -> None:
+def test_a_promise_that_breaks_is_named(reply: Asked, broken: str) -> None:
     """Each by itself."""
-    assert checked([*FINE, one], answers=True)["broken"] == {broken: 1}
+    assert checked([*FINE, reply], answers=True)["broken"] == {broken: 1}
 
 
 def test_a_row_says_what_was_broken_and_nothing_else() -> None:
@@ -61,12 +61,12 @@ def test_a_row_says_what_was_broken_and_nothing_else() -> None:
 
 def test_a_run_that_was_cut_off_goes_on(tmp_path: Path) -> None:
     """What stands whole on disk is there again; half a line is not."""
-    kept = StageHistory(tmp_path / "state", "stage")
-    assert kept.read() == []
-    kept.add(FINE)
+    history = StageHistory(tmp_path / "state", "stage")
+    assert history.read() == []
+    history.add(FINE)
     with (tmp_path / "state" / "stage.jsonl").open("a") as file:
         file.write('{"sent": "hal')
-    assert kept.read() == FINE
+    assert history.read() == FINE
 
 
 def test_what_is_asked_is_the_same_each_time() -> None:

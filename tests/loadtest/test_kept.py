@@ -54,13 +54,14 @@ async def test_other_engines_specs_and_half_lines_do_not_count(tmp_path: Path) -
     """Nothing is taken that this engine and this spec did not give."""
     path = tmp_path / "kept.jsonl"
     (results,) = await run(path, [REBASE], 2)
-    (item, other), mark = items_of("game24", "dev", 2, 0), ScriptedEngine().capabilities.fingerprint
-    assert kept_results(path, mark).get(of_search(item, REBASE)) == results.results[0]
-    assert kept_results(path, "another").get(of_search(item, REBASE)) is None
+    first, second = items_of("game24", "dev", 2, 0)
+    mark = ScriptedEngine().capabilities.fingerprint
+    assert kept_results(path, mark).get(of_search(first, REBASE)) == results.results[0]
+    assert kept_results(path, "another").get(of_search(first, REBASE)) is None
     wider = Method("rebase", SearchSpec(policy="rebase", width=9))
-    assert kept_results(path, mark).get(of_search(item, wider)) is None
+    assert kept_results(path, mark).get(of_search(first, wider)) is None
     path.write_text(path.read_text()[:-40])
-    assert kept_results(path, mark).get(of_search(other, REBASE)) is None
+    assert kept_results(path, mark).get(of_search(second, REBASE)) is None
 
 
 def test_lines_are_taken_back_from_the_same_makers_alone(tmp_path: Path) -> None:

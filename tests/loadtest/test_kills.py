@@ -29,14 +29,14 @@ from tests.search.scripted_engine import ScriptedEngine
 
 def test_a_row_by_hand() -> None:
     """One the same, one with a digest of its own alone, one with other steps, one with an error."""
-    known = {n: Ended("", "a", "1") for n in range(4)}
-    found = known | {1: Ended("", "a", "2"), 2: Ended("", "b", "3"), 3: Ended("gone")}
-    row = compared(found, known)
+    calm = {n: Ended("", "a", "1") for n in range(4)}
+    faulty = calm | {1: Ended("", "a", "2"), 2: Ended("", "b", "3"), 3: Ended("gone")}
+    row = compared(faulty, calm)
     assert row == {"answered": 3, "errors": ["gone"], "wrong": 1, "other_digests": 2}
-    whole = {"searches": 4, "answered": 4, "wrong": 0, "left": 0}
-    assert held(whole)
+    passing = {"searches": 4, "answered": 4, "wrong": 0, "left": 0}
+    assert held(passing)
     for name, value in (("answered", 3), ("wrong", 1), ("left", 1)):
-        assert not held(whole | {name: value})
+        assert not held(passing | {name: value})
 
 
 def test_what_has_ended_is_kept(tmp_path: Path) -> None:
@@ -81,7 +81,7 @@ async def test_kills_under_searches_of_which_one_fails(monkeypatch: pytest.Monke
     assert (row["searches"], row["answered"], row["wrong"], row["repeated"]) == (6, 5, 0, 1)
     assert (row["other_digests"], row["undisturbed_other_digests"]) == (0, 0)
     assert (row["errors"], row["kills"]) == (["no policy server answers"], 3)
-    assert [done >= due for done, due in zip(restarts, (0, 2, 4), strict=True)] == [True] * 3
+    assert [count >= least for count, least in zip(restarts, (0, 2, 4), strict=True)] == [True] * 3
 
 
 @dataclass(eq=False, slots=True)

@@ -64,18 +64,18 @@ def test_a_row_by_hand() -> None:
     """Two searches in a quarter: one as it was, one that ended early with another tree."""
     tight = replace(WHOLE, budget=250, peak=250, rehydrations=4, recomputed=80, again_seconds=0.1)
     tight = replace(tight, least_tokens=70)
-    ended = replace(WHOLE, correct=False, completed=False, digest="bb", budget=300, peak=300)
-    found = row([tight, ended], [WHOLE, WHOLE])
-    assert found["n"] == 2
-    assert (found["completed"], found["accuracy"], found["identical_trees"]) == (0.5, 0.5, 0.5)
-    assert found["peak_kv_tokens"] == 300
-    assert found["peak_ratio_vs_full"] == pytest.approx(0.275)
-    assert found["active_ratio_vs_full"] == pytest.approx(0.2)
-    assert found["within"] == 0.5, "250 is at most 0.27 of 1,000, 300 is not"
-    assert (found["rehydrations"], found["recomputed_tokens"]) == (2.0, 40.0)
-    assert found["least_tokens"] == 70.0, "of those that tell"
-    assert found["rehydration_share"] == pytest.approx(0.1 / 4.0)
-    assert row([WHOLE], [WHOLE])["tree_digest"] != found["tree_digest"]
+    early = replace(WHOLE, correct=False, completed=False, digest="bb", budget=300, peak=300)
+    pair = row([tight, early], [WHOLE, WHOLE])
+    assert pair["n"] == 2
+    assert (pair["completed"], pair["accuracy"], pair["identical_trees"]) == (0.5, 0.5, 0.5)
+    assert pair["peak_kv_tokens"] == 300
+    assert pair["peak_ratio_vs_full"] == pytest.approx(0.275)
+    assert pair["active_ratio_vs_full"] == pytest.approx(0.2)
+    assert pair["within"] == 0.5, "250 is at most 0.27 of 1,000, 300 is not"
+    assert (pair["rehydrations"], pair["recomputed_tokens"]) == (2.0, 40.0)
+    assert pair["least_tokens"] == 70.0, "of those that tell"
+    assert pair["rehydration_share"] == pytest.approx(0.1 / 4.0)
+    assert row([WHOLE], [WHOLE])["tree_digest"] != pair["tree_digest"]
 
 
 def test_a_peak_may_be_the_active_set() -> None:
@@ -126,7 +126,7 @@ def test_groups_stand_for_policies() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["--policy", "mru"], "--policy: mru: known are full, lru, arborkv, extractive, "),
         (["--rho", "0"], "--rho: 0: must be values above 0"),
@@ -137,12 +137,12 @@ def test_groups_stand_for_policies() -> None:
 )
 def test_a_wrong_switch_is_one_line(
     words: list[str],
-    said: str,
+    message: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The switch, its value and what is allowed; nothing on stdout."""
-    assert said in refused(kv.main, words, monkeypatch)
+    assert message in refused(kv.main, words, monkeypatch)
     assert capsys.readouterr().out == ""
 
 
@@ -158,14 +158,14 @@ def test_a_small_run() -> None:
         ("lru", 0.25),
         ("arborkv", 0.25),
     ]
-    for found in rows:
-        assert found.keys() >= KEYS | set(COLUMNS)
-        active = found["active_ratio_vs_full"] * rows[0]["peak_kv_tokens"]
-        assert 0 < found["peak_kv_tokens"] <= max(found["budget_tokens"], round(active))
-        assert found["completed"] in (0.0, 1.0)
-        if found["completed"]:
-            assert found["identical_trees"] == 1.0
-            assert found["tree_digest"] == rows[0]["tree_digest"]
+    for cell_row in rows:
+        assert cell_row.keys() >= KEYS | set(COLUMNS)
+        active = cell_row["active_ratio_vs_full"] * rows[0]["peak_kv_tokens"]
+        assert 0 < cell_row["peak_kv_tokens"] <= max(cell_row["budget_tokens"], round(active))
+        assert cell_row["completed"] in (0.0, 1.0)
+        if cell_row["completed"]:
+            assert cell_row["identical_trees"] == 1.0
+            assert cell_row["tree_digest"] == rows[0]["tree_digest"]
     assert rows[-1]["completed"] == 1.0
     assert rows[0]["least_tokens"] == 0.0
     assert 0 < rows[-1]["least_tokens"] <= rows[-1]["recomputed_tokens"]
@@ -178,16 +178,16 @@ def test_a_budget_for_all_that_is_read_at_once() -> None:
     """Four leaves a round read more than an eighth of what is held: nothing waits, less goes."""
     plan = replace(QUICK, tasks=("blocksworld",), searches=("best_first",), rhos=(0.125,))
     plan = replace(plan, policies=("arborkv",), parallel=(4,), questions=1, threads=1)
-    found = {}
+    cells = {}
     for active in (False, True):
-        own = replace(plan, expansions=16, active=active)
-        full, found[active] = asyncio.run(measure(own))
-        assert found[active]["tree_digest"] == full["tree_digest"]
-        assert found[active]["within"] == 1.0
-    read = full["active_ratio_vs_full"] * full["peak_kv_tokens"]
-    assert found[True]["budget_tokens"] == pytest.approx(read)
-    assert found[False]["budget_tokens"] < found[True]["budget_tokens"]
-    assert found[False]["recomputed_tokens"] > found[True]["recomputed_tokens"]
+        variant = replace(plan, expansions=16, active=active)
+        full, cells[active] = asyncio.run(measure(variant))
+        assert cells[active]["tree_digest"] == full["tree_digest"]
+        assert cells[active]["within"] == 1.0
+    active_tokens = full["active_ratio_vs_full"] * full["peak_kv_tokens"]
+    assert cells[True]["budget_tokens"] == pytest.approx(active_tokens)
+    assert cells[False]["budget_tokens"] < cells[True]["budget_tokens"]
+    assert cells[False]["recomputed_tokens"] > cells[True]["recomputed_tokens"]
 
 
 @pytest.mark.nightly
@@ -200,12 +200,12 @@ def test_kept_searches_are_not_run_again(tmp_path: Path, monkeypatch: pytest.Mon
     runs = 0
     exact = KvSearches._exact
 
-    async def counted(*given: Any) -> Any:
+    async def count_run(*args: Any) -> Any:
         nonlocal runs
         runs += 1
-        return await exact(*given)
+        return await exact(*args)
 
-    monkeypatch.setattr(KvSearches, "_exact", counted)
+    monkeypatch.setattr(KvSearches, "_exact", count_run)
 
     def measured(plan: KvPlan) -> Any:
         rows = asyncio.run(measure(plan))
@@ -230,10 +230,10 @@ def test_a_small_run_with_token_eviction() -> None:
     plan = replace(plan, policies=policies, questions=1, expansions=24, threads=1)
     rows = asyncio.run(measure(plan))
     assert [r["policy"] for r in rows] == ["full", *policies]
-    for found in rows:
-        assert found.keys() >= KEYS | set(COLUMNS)
-        assert 0 < found["peak_kv_tokens"] <= found["budget_tokens"]
-        assert found["completed"] == 1.0
+    for cell_row in rows:
+        assert cell_row.keys() >= KEYS | set(COLUMNS)
+        assert 0 < cell_row["peak_kv_tokens"] <= cell_row["budget_tokens"]
+        assert cell_row["completed"] == 1.0
     assert rows[1]["tree_digest"] == rows[0]["tree_digest"]
     assert rows[1]["recomputed_tokens"] > 0
     assert rows[2]["recomputed_tokens"] == rows[3]["recomputed_tokens"] == 0

@@ -35,13 +35,13 @@ def test_what_never_comes_back_goes_first() -> None:
     the first has to go as well, where the third needs 5."""
     first, second, third = (3, 3, 3), (4, 4, 4), (5, 5, 5)
     draws = [(PROMPT, step) for step in (first, second, third)]
-    served = one_by_one([*draws, (PROMPT + first, (6,))])
-    assert least_read_again(served, 11) == 0
-    assert least_read_again(served, 8) == 0
-    assert least_read_again(served, 7) == 1
-    assert least_read_again(served, 6) == 2
-    assert least_read_again(served, 5) == 3
-    assert least_read_again(served, 1) == 3, "what a draw needs stays whatever the pool"
+    events = one_by_one([*draws, (PROMPT + first, (6,))])
+    assert least_read_again(events, 11) == 0
+    assert least_read_again(events, 8) == 0
+    assert least_read_again(events, 7) == 1
+    assert least_read_again(events, 6) == 2
+    assert least_read_again(events, 5) == 3
+    assert least_read_again(events, 1) == 3, "what a draw needs stays whatever the pool"
 
 
 def test_what_two_searches_have_in_common_is_there_once() -> None:
@@ -73,54 +73,54 @@ def test_what_is_at_work_at_once_is_held_at_once() -> None:
 def test_what_is_read_once_for_many_counts_once() -> None:
     """What a server reads for three draws of a round at once it reads once, though it had to
     give it up."""
-    served: list[Served] = [Begun(0, (1, 2, 3, 4)), Over(0), Begun(1, (5, 5, 5)), Over(1)]
-    served += [Begun(turn, (1, 2, 3, 4)) for turn in (2, 3, 4)]
-    assert least_read_again(served, 4) == 3
-    assert least_read_again(served, 7) == 0
+    events: list[Served] = [Begun(0, (1, 2, 3, 4)), Over(0), Begun(1, (5, 5, 5)), Over(1)]
+    events += [Begun(turn, (1, 2, 3, 4)) for turn in (2, 3, 4)]
+    assert least_read_again(events, 4) == 3
+    assert least_read_again(events, 7) == 0
 
 
 @dataclass(slots=True)
 class Trace:
     """A server's work, as it may have gone; ``twice``: a token was drawn that had been seen."""
 
-    served: list[Served] = field(default_factory=list)
-    seen: set[Path] = field(default_factory=set)
+    events: list[Served] = field(default_factory=list)
+    history: set[Path] = field(default_factory=set)
     at_work: dict[int, Path] = field(default_factory=dict)
-    done: list[Path] = field(default_factory=list)
+    finished: list[Path] = field(default_factory=list)
     twice: bool = False
 
     def begin(self, request: int, prefix: Path) -> None:
-        self.served.append(Begun(request, prefix))
-        self.seen.update(heads(prefix))
+        self.events.append(Begun(request, prefix))
+        self.history.update(heads(prefix))
         self.at_work[request] = prefix
 
     def draw(self, request: int, tokens: Path) -> None:
-        self.served.append(Drawn(request, tokens))
+        self.events.append(Drawn(request, tokens))
         path = self.at_work[request] + tokens
         fresh = heads(path) - heads(self.at_work[request])
-        self.twice |= bool(fresh & self.seen)
-        self.seen |= fresh
+        self.twice |= bool(fresh & self.history)
+        self.history |= fresh
         self.at_work[request] = path
 
     def end(self, request: int) -> None:
-        self.served.append(Over(request))
-        self.done.append(self.at_work.pop(request))
+        self.events.append(Over(request))
+        self.finished.append(self.at_work.pop(request))
 
 
 @st.composite
 def traces(draw: st.DrawFn, requests: int = 6) -> Trace:
     """Requests below prompts or below what others have left, up to three of them at once."""
-    trace = Trace(done=[(0,), (0, 0)])
+    trace = Trace(finished=[(0,), (0, 0)])
     for request in range(requests):
-        trace.begin(request, draw(st.sampled_from(trace.done)))
-        for other in draw(st.permutations(sorted(trace.at_work)))[: draw(st.integers(0, 2))]:
+        trace.begin(request, draw(st.sampled_from(trace.finished)))
+        for active in draw(st.permutations(sorted(trace.at_work)))[: draw(st.integers(0, 2))]:
             trace.draw(
-                other, tuple(draw(st.lists(st.sampled_from((1, 2)), min_size=1, max_size=2)))
+                active, tuple(draw(st.lists(st.sampled_from((1, 2)), min_size=1, max_size=2)))
             )
         over = draw(st.permutations(sorted(trace.at_work)))
         least = max(0, len(over) - 2)
-        for other in over[: draw(st.integers(least, len(over)))]:
-            trace.end(other)
+        for active in over[: draw(st.integers(least, len(over)))]:
+            trace.end(active)
     return trace
 
 
@@ -135,43 +135,43 @@ def without(cached: frozenset[Path], needed: frozenset[Path], pool: int) -> Iter
     over = len(cached) - pool
     if over <= 0:
         return [cached]
-    found = []
-    for gone in itertools.combinations(sorted(idle), min(over, len(idle))):
-        stays = cached - frozenset(gone)
+    choices = []
+    for evicted in itertools.combinations(sorted(idle), min(over, len(idle))):
+        stays = cached - frozenset(evicted)
         if all(len(path) == 1 or path[:-1] in stays for path in stays):
-            found.append(stays)
-    return found
+            choices.append(stays)
+    return choices
 
 
-def by_trying(served: list[Served], pool: int) -> int:
+def by_trying(events: list[Served], pool: int) -> int:
     """The least over every way to give tips up, followed through to the end."""
     states: dict[tuple[frozenset, frozenset], int] = {(frozenset(), frozenset()): 0}
     at_work: dict[int, Path] = {}
-    for event in served:
+    for event in events:
         if isinstance(event, Over):
             del at_work[event.request]
             continue
-        read: set[Path] = set()
+        prefix_tokens: set[Path] = set()
         if isinstance(event, Begun):
             at_work[event.request] = event.prefix
-            read = heads(event.prefix)
+            prefix_tokens = heads(event.prefix)
         else:
             at_work[event.request] += event.tokens
         needed = frozenset().union(*map(heads, at_work.values()))
         after: dict = {}
-        for (cached, seen), cost in states.items():
-            more = cost + len((read - cached) & seen)
-            for kept in without(cached | needed, needed, pool):
-                state = kept, seen | needed
+        for (cached, history), cost in states.items():
+            more = cost + len((prefix_tokens - cached) & history)
+            for resident in without(cached | needed, needed, pool):
+                state = resident, history | needed
                 after[state] = min(after.get(state, more), more)
         states = after
     return min(states.values())
 
 
-def no_other_order_reads_less(trace: Trace, pool: int) -> None:
+def check_no_order_reads_less(trace: Trace, pool: int) -> None:
     """Never above any order's reading; and no less than the best one's, but where a path that was
     given up is drawn once more in place of being read."""
-    least, best = least_read_again(trace.served, pool), by_trying(trace.served, pool)
+    least, best = least_read_again(trace.events, pool), by_trying(trace.events, pool)
     assert least <= best
     if not trace.twice:
         assert least == best
@@ -181,7 +181,7 @@ def no_other_order_reads_less(trace: Trace, pool: int) -> None:
 @given(traces(), st.integers(1, 9))
 def test_no_other_order_reads_less(trace: Trace, pool: int) -> None:
     """As it says."""
-    no_other_order_reads_less(trace, pool)
+    check_no_order_reads_less(trace, pool)
 
 
 @pytest.mark.slow
@@ -190,47 +190,47 @@ def test_no_other_order_reads_less(trace: Trace, pool: int) -> None:
 @given(traces(), st.integers(1, 9))
 def test_no_other_order_reads_less_in_thousands(trace: Trace, pool: int) -> None:
     """As it says."""
-    no_other_order_reads_less(trace, pool)
+    check_no_order_reads_less(trace, pool)
 
 
 @SOME
 @given(traces(requests=12), st.integers(1, 20))
 def test_the_order_of_age_reads_no_less(trace: Trace, pool: int) -> None:
     """On longer ones than can be tried out: tips go by age, what is at work stays."""
-    assert least_read_again(trace.served, pool) <= by_age(trace.served, pool)
+    assert least_read_again(trace.events, pool) <= by_age(trace.events, pool)
 
 
-def by_age(served: list[Served], pool: int) -> int:
+def by_age(events: list[Served], pool: int) -> int:
     """What lru reads again."""
-    used: dict[Path, int] = {}
-    seen: set[Path] = set()
+    last_use: dict[Path, int] = {}
+    history: set[Path] = set()
     at_work: dict[int, Path] = {}
     again = 0
-    for turn, event in enumerate(served):
+    for turn, event in enumerate(events):
         if isinstance(event, Over):
             del at_work[event.request]
             continue
         if isinstance(event, Begun):
             at_work[event.request] = event.prefix
-            again += len((heads(event.prefix) & seen) - used.keys())
+            again += len((heads(event.prefix) & history) - last_use.keys())
         else:
             at_work[event.request] += event.tokens
         needed = set().union(*map(heads, at_work.values()))
-        used.update(dict.fromkeys(heads(at_work[event.request]), turn))
-        seen |= needed
-        idle = sorted(used.keys() - needed, key=lambda path: (used[path], -len(path)))
-        for path in idle[: max(0, len(used) - pool)]:
-            del used[path]
+        last_use.update(dict.fromkeys(heads(at_work[event.request]), turn))
+        history |= needed
+        idle = sorted(last_use.keys() - needed, key=lambda path: (last_use[path], -len(path)))
+        for path in idle[: max(0, len(last_use) - pool)]:
+            del last_use[path]
     return again
 
 
 async def test_every_draw_of_a_search_after_its_parents_path() -> None:
     """Every step once, in the order of ids."""
     items = unlike_items("game24", 1)
-    (found,) = await grow_all(ScriptedEngine(), items, Method("one", REBASE_8), 1)
-    draws = draws_of(found)
-    assert len(draws) == len(found.tree) - 1
-    known = {found.tree.prompt}
+    (outcome,) = await grow_all(ScriptedEngine(), items, Method("one", REBASE_8), 1)
+    draws = draws_of(outcome)
+    assert len(draws) == len(outcome.tree) - 1
+    paths = {outcome.tree.prompt}
     for prefix, step in draws:
-        assert prefix in known
-        known.add(prefix + step)
+        assert prefix in paths
+        paths.add(prefix + step)

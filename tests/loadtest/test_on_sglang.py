@@ -80,20 +80,20 @@ def test_servers_end_with_a_benchmark_that_is_terminated(python: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kv_policy", "told", "untold"),
+    ("kv_policy", "flags", "absent_flags"),
     [
         ("lru", (), ("--radix-cache-backend",)),
         ("arborkv", ("--radix-cache-backend", "hedgerow"), ()),
     ],
 )
 def test_what_a_server_is_told(
-    python: Path, kv_policy: str, told: tuple[str, ...], untold: tuple[str, ...]
+    python: Path, kv_policy: str, flags: tuple[str, ...], absent_flags: tuple[str, ...]
 ) -> None:
     """Each way to evict has its options and no other's; the pool is exact; draws follow seeds."""
     command = policy_server(python, kv_policy, 777, args=("--schedule-policy", "lpm")).options
     words = command.command(1)
-    assert set(told) <= set(words)
-    assert not set(untold) & set(words)
+    assert set(flags) <= set(words)
+    assert not set(absent_flags) & set(words)
     assert words[words.index("--max-total-tokens") + 1] == "777"
     assert words[-2:] == ["--schedule-policy", "lpm"]
     assert command.seeds
@@ -123,8 +123,8 @@ async def test_a_peak_is_looked_for_after_every_call() -> None:
 def test_what_is_the_embedded_engines_alone_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """One line that names the switch, before any server is started."""
     words = ["--engine", "sglang", "--threads", "2"]
-    said = "loadtest.policies: --threads 2: the embedded"
-    assert said in refused(policies.main, words, monkeypatch)
+    message = "loadtest.policies: --threads 2: the embedded"
+    assert message in refused(policies.main, words, monkeypatch)
 
 
 def test_the_plan_there() -> None:

@@ -46,9 +46,9 @@ def test_a_document_by_hand(right: Result) -> None:
 async def test_what_has_ended_is_not_searched_again(right: Result, tmp_path: Path) -> None:
     """No engine is asked where all is kept."""
     path = tmp_path / "kept.jsonl"
-    kept = kept_results(path, VLLM.name)
+    results = kept_results(path, VLLM.name)
     for item in ITEMS:
-        kept.put(of_search(item, VLLM), right)
+        results.put(of_search(item, VLLM), right)
     again = await searched(VLLM.name, None, ITEMS, path)  # type: ignore[arg-type]
     assert again.results == [right] * len(ITEMS)
 

@@ -19,10 +19,10 @@ class Plan:
 
 def parser() -> BenchmarkParser:
     """One that takes some of them."""
-    made = BenchmarkParser("some", "What?", "limit", "keep", seed="of luck")
-    made.add_argument("--width", type=listed(int))
-    made.add_argument("--least", type=at_least(0))
-    return made
+    benchmark_parser = BenchmarkParser("some", "What?", "limit", "keep", seed="of luck")
+    benchmark_parser.add_argument("--width", type=listed(int))
+    benchmark_parser.add_argument("--least", type=at_least(0))
+    return benchmark_parser
 
 
 def test_what_was_given_takes_the_place_of_the_plans() -> None:
@@ -34,7 +34,7 @@ def test_what_was_given_takes_the_place_of_the_plans() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["--limit", "0"], "loadtest.some: --limit: 0: must be at least 1"),
         (["--least", "-1"], "loadtest.some: --least: -1: must be at least 0"),
@@ -47,13 +47,13 @@ def test_what_was_given_takes_the_place_of_the_plans() -> None:
     ],
 )
 def test_a_wrong_one_is_a_line(
-    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """On stderr; the program ends with status 2, as argparse has it."""
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as error:
         parser().parse_args(words)
-    assert ended.value.code == 2
-    assert capsys.readouterr() == ("", f"{said}\n")
+    assert error.value.code == 2
+    assert capsys.readouterr() == ("", f"{message}\n")
 
 
 def test_an_option_may_be_described_anew() -> None:

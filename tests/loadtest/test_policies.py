@@ -13,7 +13,7 @@ from tests.loadtest.test_policy_rows import KEYS
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["--policy", "dfs"], "--policy: dfs: known are"),
         (["--task", "chess"], "--task: chess: known are"),
@@ -25,20 +25,20 @@ from tests.loadtest.test_policy_rows import KEYS
 )
 def test_a_wrong_switch_is_one_line(
     words: list[str],
-    said: str,
+    message: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The switch, its value and what is allowed; nothing on stdout."""
-    assert said in refused(policies.main, words, monkeypatch)
+    assert message in refused(policies.main, words, monkeypatch)
     assert capsys.readouterr().out == ""
 
 
 def test_a_refusal_is_a_line_on_stderr() -> None:
     """As people see it: in a process of its own."""
-    done = run("policies", "--limit", "0")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.splitlines() == ["loadtest.policies: --limit: 0: must be at least 1"]
+    process = run("policies", "--limit", "0")
+    assert (process.returncode, process.stdout) == (2, "")
+    assert process.stderr.splitlines() == ["loadtest.policies: --limit: 0: must be at least 1"]
 
 
 @pytest.mark.nightly
@@ -46,9 +46,9 @@ def test_a_refusal_is_a_line_on_stderr() -> None:
 def test_a_small_run_in_real_engines() -> None:
     """Every key, JSON alone on stdout, and in every pool the trees of the untimed comparison."""
     words = "--task game24 --width 4 --limit 2 --timed 2 --repeats 1 --at-once 2 --threads 1"
-    done = run("policies", *words.split(), "--policy", "beam", "--json")
-    assert done.returncode == 0, done.stderr
-    rows = json.loads(done.stdout)["rows"]
+    process = run("policies", *words.split(), "--policy", "beam", "--json")
+    assert process.returncode == 0, process.stderr
+    rows = json.loads(process.stdout)["rows"]
     cells = {(r["policy"], r["width"], r["pool"]) for r in rows}
     assert cells == {(p, 4, s) for p in ("rebase", "beam") for s in (0.5, 1.0)}
     for row in rows:
@@ -63,8 +63,8 @@ def test_a_small_run_in_real_engines() -> None:
 @pytest.mark.slow
 def test_a_comparison_without_times(tmp_path: Path) -> None:
     """The same keys, of which those about time say nothing; what is kept is not searched again."""
-    kept = tmp_path / "kept.jsonl"
-    words = f"--task game24 --width 4 --limit 2 --timed 0 --policy beam --keep {kept} --threads 1"
+    path = tmp_path / "kept.jsonl"
+    words = f"--task game24 --width 4 --limit 2 --timed 0 --policy beam --keep {path} --threads 1"
     first, again = (run("policies", *words.split(), "--json") for _ in range(2))
     assert first.returncode == again.returncode == 0, first.stderr + again.stderr
     rows = json.loads(first.stdout)["rows"]
@@ -74,4 +74,4 @@ def test_a_comparison_without_times(tmp_path: Path) -> None:
     ]
     assert all(row.keys() >= KEYS for row in rows)
     assert json.loads(again.stdout)["rows"] == rows
-    assert len(kept.read_text().splitlines()) == 6, "with the ceiling, three of each question"
+    assert len(path.read_text().splitlines()) == 6, "with the ceiling, three of each question"

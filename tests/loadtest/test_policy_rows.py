@@ -39,7 +39,7 @@ KEYS = {
 }
 
 
-async def compared() -> dict[str, Results]:
+async def compare_policies() -> dict[str, Results]:
     """Three questions by rebase, beam and the ceiling, on the scripted engine."""
     rebase = SearchSpec(policy="rebase", width=8)
     methods = [
@@ -48,8 +48,8 @@ async def compared() -> dict[str, Results]:
         Method("keep one", rebase, lambda spec: KeepOne(spec.width)),
     ]
     items = items_of("game24", "dev", 3, seed=0)
-    found = await compare(ScriptedEngine(), items, methods, at_once=2, keep_rounds=1)
-    return {results.method.name: results for results in found}
+    comparison = await compare(ScriptedEngine(), items, methods, at_once=2, keep_rounds=1)
+    return {results.method.name: results for results in comparison}
 
 
 def timing(rebase: list[float], beam: list[float], replay: list[float]) -> Timing:
@@ -64,19 +64,19 @@ def timing(rebase: list[float], beam: list[float], replay: list[float]) -> Timin
             ("beam", 8, LIVE): [16.0, 16.0],
         }
     )
-    noted = Decisions(seconds=[0.001, 0.003], nodes=[1, 9])
-    return Timing(100, 8, times, {"rebase": [noted], "beam": [noted]}, same_trees=True)
+    decisions = Decisions(seconds=[0.001, 0.003], nodes=[1, 9])
+    return Timing(100, 8, times, {"rebase": [decisions], "beam": [decisions]}, same_trees=True)
 
 
 async def test_a_row_by_hand() -> None:
     """REBASE is best with 8 at once, 2 problems a second; beam with 4 at once, 1 or 2 a second."""
-    found = await compared()
-    least = found.pop("keep one")
+    results = await compare_policies()
+    least = results.pop("keep one")
     timings = {
         1.0: timing([4.0, 4.0], [8.0, 8.0], [8.0, 4.0]),
         0.5: timing([4.0, 4.0], [4.0, 4.0], [4.0, 4.0]),
     }
-    rows = PolicyCell("game24", 0, found, "rebase", least, 100, timings).rows()
+    rows = PolicyCell("game24", 0, results, "rebase", least, 100, timings).rows()
     assert [(r["pool"], r["policy"]) for r in rows] == [
         (1.0, "rebase"),
         (1.0, "beam"),
@@ -94,7 +94,7 @@ async def test_a_row_by_hand() -> None:
     assert rows[3]["throughput_vs_rebase"] == 1.0
     assert beam["overhead_vs_replay"] == 0.5  # pairs 8/8 and 8/4
     assert rebase["accuracy_diff_ci95"] == [0.0, 0.0]
-    total = {name: r.total(lambda s: s.kv_tokens_total) for name, r in found.items()}
+    total = {name: r.total(lambda s: s.kv_tokens_total) for name, r in results.items()}
     assert beam["kv_reduction_vs_rebase"] == total["rebase"] / total["beam"]
     assert rebase["kv_reduction_vs_rebase"] == 1.0
     assert rebase["kv_ceiling"] == beam["kv_ceiling"] > 1.0
@@ -102,9 +102,9 @@ async def test_a_row_by_hand() -> None:
 
 async def test_rounds_are_kept_for_the_first_items_alone() -> None:
     """Only what will be repeated is remembered."""
-    found = await compared()
-    kept = [bool(result.rounds) for result in found["rebase"].results]
-    assert kept == [True, False, False]
+    results = await compare_policies()
+    has_rounds = [bool(result.rounds) for result in results["rebase"].results]
+    assert has_rounds == [True, False, False]
 
 
 def test_the_largest_weight_that_loses_at_most_a_fifth_of_a_point() -> None:

@@ -35,8 +35,8 @@ def test_a_recipe_says_where_its_figures_stand(recipe: Recipe) -> None:
 
 def test_the_headline_row() -> None:
     """Tables 1 and 2: 1.8x less KV and 1.4x throughput at width 256, 52.8 against 52.0 %."""
-    found = read_recipe(FOLDER / "ets-llemma-34b-math500.toml")
-    last = {row["policy"]: row["paper"] for row in found.row if row["width"] == 256}
+    recipe = read_recipe(FOLDER / "ets-llemma-34b-math500.toml")
+    last = {row["policy"]: row["paper"] for row in recipe.row if row["width"] == 256}
     assert last["rebase"]["accuracy_percent"] == 52.0
     assert last["ets"] == {
         "accuracy_percent": 52.8,
@@ -59,22 +59,22 @@ WRONG = {
 @pytest.mark.parametrize("case", WRONG)
 def test_a_wrong_recipe_is_refused(case: str, tmp_path: Path) -> None:
     """The file and what is wrong with it."""
-    right, wrong, said = WRONG[case]
+    right, wrong, message = WRONG[case]
     path = tmp_path / "r.toml"
     path.write_text(wrong if right == wrong else RECIPES[0].read_text().replace(right, wrong))
     with pytest.raises(RecipeError, match=r"r\.toml") as error:
         read_recipe(path)
-    assert said in str(error.value)
+    assert message in str(error.value)
 
 
 def test_measured_rows_stand_beside_the_published_ones() -> None:
     """KV against REBASE of the same width; what was not timed stays open."""
-    found = read_recipe(FOLDER / "ets-llemma-34b-math500.toml")
+    recipe = read_recipe(FOLDER / "ets-llemma-34b-math500.toml")
     rows = [
         {"policy": r["policy"], "width": r["width"], "accuracy": 0.5, "kv_tokens_total": kv}
-        for r, kv in zip(found.row, (30, 60, 90, 15, 40, 50), strict=True)
+        for r, kv in zip(recipe.row, (30, 60, 90, 15, 40, 50), strict=True)
     ]
-    measured = [row["measured"] for row in beside(found, rows)]
+    measured = [row["measured"] for row in beside(recipe, rows)]
     assert measured[3] == {"accuracy_percent": 50.0, "kv_reduction_vs_rebase": 2.0}
     assert measured[5] == {
         "accuracy_percent": 50.0,

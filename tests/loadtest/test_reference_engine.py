@@ -45,15 +45,15 @@ def branches(count: int, limit: int = LIMIT) -> list[Branch]:
 def embedded_tokens(forward: Forward, branch: Branch, sampling: Sampling) -> list[int]:
     """``branch.limit`` tokens drawn with the embedded forward and sampler alone."""
     prefix, size = np.array(branch.tokens), len(branch.tokens) + branch.limit
-    store, slots, drawn = forward.new_store(size), np.arange(size), []
+    store, slots, tokens = forward.new_store(size), np.arange(size), []
     span = Span(prefix, 0, slots[: len(prefix)], len(prefix) - 1)
-    while len(drawn) < branch.limit:
-        at = len(prefix) + len(drawn)
+    while len(tokens) < branch.limit:
+        at = len(prefix) + len(tokens)
         logits = forward.run([span], store)
         token = sample(logits, [branch.seed], [at], sampling.temperature, sampling.top_p).tokens[0]
-        drawn.append(int(token))
-        span = Span(np.array(drawn[-1:]), at, slots[: at + 1], 0)
-    return drawn
+        tokens.append(int(token))
+        span = Span(np.array(tokens[-1:]), at, slots[: at + 1], 0)
+    return tokens
 
 
 @pytest.mark.slow

@@ -34,12 +34,12 @@ VOCAB = 4
 
 def orders(q: np.ndarray, count: int) -> Iterator[tuple[tuple[int, ...], float]]:
     """What can be drawn from q without replacement, each with its probability."""
-    for drawn in permutations(np.flatnonzero(q).tolist(), min(count, int(np.count_nonzero(q)))):
-        left, chance = q.copy(), 1.0
-        for token in drawn:
-            chance *= q[token] / left.sum()
-            left[token] = 0.0
-        yield drawn, chance
+    for order in permutations(np.flatnonzero(q).tolist(), min(count, int(np.count_nonzero(q)))):
+        remaining, chance = q.copy(), 1.0
+        for token in order:
+            chance *= q[token] / remaining.sum()
+            remaining[token] = 0.0
+        yield order, chance
 
 
 def outcome(p: np.ndarray, q: np.ndarray, count: int) -> np.ndarray:
@@ -72,11 +72,11 @@ def test_the_first_two_tokens_by_enumeration(count: int, temperature: float, top
     the pair has the target's probability."""
     for seed in range(5):
         first = some(seed, temperature, top_p)
-        came = outcome(first, some(seed + 100, temperature, top_p), count)
+        marginal = outcome(first, some(seed + 100, temperature, top_p), count)
         for a, b in product(range(VOCAB), repeat=2):
             second = some(1000 * seed + a, temperature, top_p)
             draft = some(1000 * seed + a + 500, temperature, top_p)
-            pair = came[a] * outcome(second, draft, count)[b]
+            pair = marginal[a] * outcome(second, draft, count)[b]
             assert pair == pytest.approx(first[a] * second[b], abs=1e-9)
 
 
@@ -92,26 +92,26 @@ def test_one_candidate_is_the_paper_s_rule() -> None:
 def test_the_noise_is_fair() -> None:
     """Two thousand branches with two candidates each: the chosen tokens fit the target."""
     p, q = some(1), some(2)
-    came = Counter[int]()
+    counts = Counter[int]()
     rng = np.random.default_rng(0)
     for seed in range(2000):
         candidates = tuple(rng.choice(VOCAB, 2, replace=False, p=q).tolist())
-        came[choose(p, CandidateOffer(candidates, q), node_seed(seed, "fair", (0,)), 17)] += 1
-    assert chisquare([came[v] for v in range(VOCAB)], 2000 * p).pvalue > 0.001
+        counts[choose(p, CandidateOffer(candidates, q), node_seed(seed, "fair", (0,)), 17)] += 1
+    assert chisquare([counts[v] for v in range(VOCAB)], 2000 * p).pvalue > 0.001
 
 
 PROMPT = "Use 4 9 10 13 to make 24."
 
 
-def fits(seen: Sequence[int], expected: np.ndarray) -> bool:
+def fits(tokens: Sequence[int], expected: np.ndarray) -> bool:
     """Whether tokens come from probabilities (vocab,), by chi-square; rare ones count together."""
-    counts, wanted = np.bincount(seen, minlength=len(expected)), len(seen) * expected
-    often = wanted >= 5
-    found = [*counts[often], counts[~often].sum()]
-    return chisquare(found, [*wanted[often], wanted[~often].sum()]).pvalue > 1e-4
+    counts, means = np.bincount(tokens, minlength=len(expected)), len(tokens) * expected
+    often = means >= 5
+    observed = [*counts[often], counts[~often].sum()]
+    return chisquare(observed, [*means[often], means[~often].sum()]).pvalue > 1e-4
 
 
-def said_after(model: str, path: Sequence[int]) -> np.ndarray:
+def logits_after(model: str, path: Sequence[int]) -> np.ndarray:
     """The bundled model's logits (vocab,) after a path."""
     forward = Forward(f"{SPRIG}/{model}", threads=1)
     span = Span(np.array(path), 0, np.arange(len(path)), len(path) - 1)
@@ -124,20 +124,20 @@ def said_after(model: str, path: Sequence[int]) -> np.ndarray:
 def test_twenty_thousand_samples_fit_the_policy(count: int) -> None:
     """The bundled pair at a prompt, so many candidates: 20,000 branches, by chi-square."""
     prompt = Text(f"{SPRIG}/policy").encode_chat([{"role": "user", "content": PROMPT}])
-    said = said_after("draft", prompt)
-    p = distribution(said_after("policy", prompt), 1.0, 1.0)
-    q = distribution(said, 1.0, 1.0)
+    logits = logits_after("draft", prompt)
+    p = distribution(logits_after("policy", prompt), 1.0, 1.0)
+    q = distribution(logits, 1.0, 1.0)
     seeds = [node_seed(5, "chi", (i,)) for i in range(20_000)]
-    drawn = []
+    tokens = []
     for first in range(0, len(seeds), 500):
         some_seeds = seeds[first : first + 500]
-        rows, ones = np.repeat(said[None], len(some_seeds), 0), np.ones(len(some_seeds))
+        rows, ones = np.repeat(logits[None], len(some_seeds), 0), np.ones(len(some_seeds))
         at = [len(prompt)] * len(some_seeds)
-        own_noise = np.array([seed ^ CANDIDATES for seed in some_seeds], dtype=np.uint64)
-        offered = rank_candidates(rows, own_noise, at, ones, ones, count)
-        for seed, candidates in zip(some_seeds, offered.tolist(), strict=True):
-            drawn.append(choose(p, CandidateOffer(tuple(candidates), q), seed, len(prompt)))
-    assert fits(drawn, p)
+        noise = np.array([seed ^ CANDIDATES for seed in some_seeds], dtype=np.uint64)
+        offers = rank_candidates(rows, noise, at, ones, ones, count)
+        for seed, candidates in zip(some_seeds, offers.tolist(), strict=True):
+            tokens.append(choose(p, CandidateOffer(tuple(candidates), q), seed, len(prompt)))
+    assert fits(tokens, p)
 
 
 @pytest.mark.nightly
@@ -171,5 +171,5 @@ def test_branches_drawn_by_rejection_fit_the_policy(k_config: tuple[int, ...]) -
         longer = [path for path in paths if len(path) > depth]
         common = Counter(path[:depth] for path in longer).most_common(1)[0][0]
         after = [path[depth] for path in longer if path[:depth] == common]
-        expected = distribution(said_after("policy", [*prompt, *common]), 1.0, 1.0)
+        expected = distribution(logits_after("policy", [*prompt, *common]), 1.0, 1.0)
         assert fits(after, expected)

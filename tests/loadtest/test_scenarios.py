@@ -17,9 +17,9 @@ from loadtest.soak import soak
 def test_a_row_worked_by_hand() -> None:
     """Seven requests in 4 s: three honest answers, one of them late, one abusive; a refusal, a
     loss, a deadline."""
-    found = [
-        {"ended": ended, "key": key, "ms": ms, "status": status}
-        for ended, key, ms, status in (
+    requests = [
+        {"ended": end, "key": key, "ms": ms, "status": status}
+        for end, key, ms, status in (
             (1.0, "honest", 100.0, 200),
             (2.0, "honest", 300.0, 200),
             (2.0, "abusive", 9000.0, 200),
@@ -29,7 +29,7 @@ def test_a_row_worked_by_hand() -> None:
             (4.0, "honest", 30_001.0, 200),
         )
     ]
-    assert load_row(found, DEADLINE) == {
+    assert load_row(requests, DEADLINE) == {
         "requests": 7,
         "offered_rps": 1.75,
         "goodput_rps": 0.75,
@@ -45,15 +45,15 @@ def test_a_row_worked_by_hand() -> None:
 
 def test_the_report_has_a_line_and_a_picture_for_each(tmp_path: Path) -> None:
     """Rows as they are printed, pictures by their files' names."""
-    found = [{"ended": 2.0, "key": "honest", "ms": 12_345.6, "status": 200}]
-    row = load_row(found, DEADLINE) | {"kv_peak_tokens": 77}
+    requests = [{"ended": 2.0, "key": "honest", "ms": 12_345.6, "status": 200}]
+    row = load_row(requests, DEADLINE) | {"kv_peak_tokens": 77}
     rows = [row | {"scenario": name} for name in SCENARIOS]
     for name in SCENARIOS:
-        plot(name, found, tmp_path)
+        plot(name, requests, tmp_path)
     lines = report(rows, 8, 10.0).splitlines()
     assert "| steady | 0.5 | 0.5 | 12,346 | 12,346 | 12,346 | 77 | 0 | 0 | 0 |" in lines
-    named = re.findall(r"\((\w+\.svg)\)", "".join(lines))
-    assert sorted(named) == sorted(path.name for path in tmp_path.iterdir())
+    pictures = re.findall(r"\((\w+\.svg)\)", "".join(lines))
+    assert sorted(pictures) == sorted(path.name for path in tmp_path.iterdir())
 
 
 @pytest.mark.nightly
@@ -63,10 +63,10 @@ def test_a_scenario_runs() -> None:
     """One key asks without end: it is refused, and no request of anybody fails."""
     # Not imported: it would patch this process's threads.
     assert find_spec("locust") is not None, "install the extra `load`"
-    found, requests = run("abusive", 4, 5.0)
-    assert found["requests"] == len(requests) > 1
-    assert found["lost"] == 0
-    assert found["kv_peak_tokens"] > 0
+    row, requests = run("abusive", 4, 5.0)
+    assert row["requests"] == len(requests) > 1
+    assert row["lost"] == 0
+    assert row["kv_peak_tokens"] > 0
     assert {request["key"] for request in requests} <= {"honest", "abusive"}
     assert set(SCENARIOS) >= {"steady", "burst", "mixed", "tails", "abusive"}
 
@@ -80,12 +80,12 @@ def test_a_scenario_runs() -> None:
 @pytest.mark.timeout(900)
 def test_a_minute_of_load_leaves_nothing_behind() -> None:
     """At 80 % of the capacity, with clients that leave: none lost, nothing held, no growth."""
-    found = asyncio.run(soak(1.0, 0.8))
-    if found["memory_growth"] >= 0.02:  # beside other tests caches fill late; a leak goes on
-        found = asyncio.run(soak(3.0, 0.8))
-    assert found["lost"] == 0
-    assert found["held"] == {}
-    assert found["memory_growth"] < 0.02
-    assert found["left"] > 0
-    assert found["late"] == 0
-    assert found["requests"] > found["refused"]
+    row = asyncio.run(soak(1.0, 0.8))
+    if row["memory_growth"] >= 0.02:  # beside other tests caches fill late; a leak goes on
+        row = asyncio.run(soak(3.0, 0.8))
+    assert row["lost"] == 0
+    assert row["held"] == {}
+    assert row["memory_growth"] < 0.02
+    assert row["left"] > 0
+    assert row["late"] == 0
+    assert row["requests"] > row["refused"]

@@ -17,7 +17,7 @@ TEXT = "\n".join(
 
 
 @pytest.mark.parametrize(
-    ("name", "labels", "found"),
+    ("name", "labels", "expected"),
     [
         ("hedgerow_kv_tokens", {"model": "policy", "state": "active"}, [12.0]),
         ("hedgerow_kv_tokens", {"state": "active"}, [12.0, 14.0]),
@@ -26,10 +26,10 @@ TEXT = "\n".join(
     ],
 )
 def test_values_have_the_name_and_the_labels(
-    name: str, labels: dict[str, str], found: list[float]
+    name: str, labels: dict[str, str], expected: list[float]
 ) -> None:
     """Labels that are not asked for may say anything."""
-    assert values(TEXT, name, **labels) == found
+    assert values(TEXT, name, **labels) == expected
 
 
 def test_a_quantile_is_one_of_the_numbers() -> None:

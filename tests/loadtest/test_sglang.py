@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from loadtest.sglang import KEYS, notes, raw_list
-from tests.search.trees import END, STEP, drawn
+from tests.search.trees import END, STEP, tree_of
 
 
 def test_rows_have_every_key() -> None:
@@ -17,8 +17,10 @@ def test_rows_have_every_key() -> None:
 def test_the_raw_list_draws_what_the_chains_drew() -> None:
     """As many tokens for each chain, whatever they say, each by a seed of its own."""
     lines = [(0, "ab", STEP, None), (0, "c", END, None), (1, "def", END, None)]
-    body = raw_list(drawn(*lines))
+    body = raw_list(tree_of(*lines))
     assert body["input_ids"] == [[ord("?")]] * 2
-    asked = [(one["max_new_tokens"], one["sampling_seed"]) for one in body["sampling_params"]]
-    assert asked == [(1, 0), (5, 1)]
-    assert all(one["ignore_eos"] for one in body["sampling_params"])
+    draws = [
+        (params["max_new_tokens"], params["sampling_seed"]) for params in body["sampling_params"]
+    ]
+    assert draws == [(1, 0), (5, 1)]
+    assert all(params["ignore_eos"] for params in body["sampling_params"])

@@ -29,7 +29,7 @@ async def recording(searches: int) -> tuple[list[Outcome], list[dict[str, Any]]]
     engine = RecordingEngine(ScriptedEngine())
     items = unlike_items("game24", searches)
     outcomes = await grow_all(engine, items, Method("one", REBASE_8), searches)
-    return outcomes, [one.document() for one in engine.searches.values()]
+    return outcomes, [search.document() for search in engine.searches.values()]
 
 
 async def test_a_recording_has_every_step_once() -> None:
@@ -40,14 +40,14 @@ async def test_a_recording_has_every_step_once() -> None:
     tree = outcome.tree
     assert len(draws) == len(tree) - 1
     for prefix, step, limit, note in draws:
-        said = parse_note(note)
-        assert said.node is not None
-        assert said.parent is not None
-        assert tuple(prefix) == tree.tokens(said.parent)
-        assert tuple(step) == tree[said.node].tokens
+        parsed = parse_note(note)
+        assert parsed.node is not None
+        assert parsed.parent is not None
+        assert tuple(prefix) == tree.tokens(parsed.parent)
+        assert tuple(step) == tree[parsed.node].tokens
         assert len(step) <= limit
     for round_ in recorded["rounds"]:
-        first, *others = [parse_note(one[3]) for one in (*round_["reads"], *round_["draws"])]
+        first, *others = [parse_note(draw[3]) for draw in (*round_["reads"], *round_["draws"])]
         assert first.active
         assert not any(note.hints for note in others)
     assert tuple(recorded["rounds"][0]["reads"][0][0]) == tree.prompt
@@ -56,14 +56,14 @@ async def test_a_recording_has_every_step_once() -> None:
 
 def test_a_row_says_whose_numbers_are_whose() -> None:
     """Of three runs of a cell; of two where the pool fits all."""
-    done = {
+    cells = {
         key(mode): {"again": at, "bound": 10 * at, "drawn": 7, "passes": 100 + at, "held_passes": 5}
         for at, mode in enumerate([*modes(4, 330), *modes(8, AMPLE_TOKENS)])
     }
-    row = measured("ets", 4, 330, done)
+    row = measured("ets", 4, 330, cells)
     assert (row["lru_again"], row["same_queue_again"], row["plugin_again"]) == (0, 1, 2)
     assert (row["lru_bound"], row["bound_again"], row["held_passes"]) == (0, 20, 5)
-    row = measured("ets", 8, AMPLE_TOKENS, done)
+    row = measured("ets", 8, AMPLE_TOKENS, cells)
     assert (row["plugin_again"], row["passes"], row["free_passes"]) == (3, 103, 104)
 
 
@@ -76,15 +76,15 @@ async def test_what_is_served_again() -> None:
     outcomes, searches = await recording(3)
     longest = max(len(o.tree.tokens(node.id)) for o in outcomes for node in o.tree.nodes)
     tight = 2 * longest + max(draw[2] for draw in searches[0]["rounds"][0]["draws"])
-    asked = [
+    settings = [
         {"searches": 3, "pool": pool} | way
         for pool in (tight, AMPLE_TOKENS)
         for way in (STOCK, FREE, OURS)
     ]
-    found = [done async for _, done in served(PYTHON, searches, asked)]
-    assert {done["drawn"] for done in found} == {found[0]["drawn"]}
-    assert all(0 <= done["bound"] <= done["again"] for done in found)
-    stock, free, ours = found[3:]
+    cells = [cell async for _, cell in served(PYTHON, searches, settings)]
+    assert {cell["drawn"] for cell in cells} == {cells[0]["drawn"]}
+    assert all(0 <= cell["bound"] <= cell["again"] for cell in cells)
+    stock, free, ours = cells[3:]
     assert stock["again"] == free["again"] == ours["again"] == 0
     assert ours["held_passes"] == 0
     assert ours["passes"] == free["passes"]

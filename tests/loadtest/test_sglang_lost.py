@@ -13,10 +13,10 @@ from loadtest.sglang_lost import COLUMNS, held, servers_row, told
 from runtime.supervisor import LINUX
 
 
-def ended(number: int, *drawn: int, digest: str = "d", reward: float = 0.5) -> StreamEnd:
+def ending(number: int, *tokens: int, digest: str = "d", reward: float = 0.5) -> StreamEnd:
     """A search's stream, heard to its end."""
     end = StreamEnd(number)
-    end.hear("expanded", {"parent": 0, "child": 0, "tokens": drawn})
+    end.hear("expanded", {"parent": 0, "child": 0, "tokens": tokens})
     end.hear("scored", {"node": 1, "reward": reward})
     end.hear("done", {"answer": "24", "tree_digest": digest})
     return end
@@ -25,11 +25,11 @@ def ended(number: int, *drawn: int, digest: str = "d", reward: float = 0.5) -> S
 def test_a_row_by_hand() -> None:
     """Of five searches one is the same, one has another reward and so its own digest, one other
     steps, one ended with an error and one without its last event."""
-    calm = [ended(number, 1, 2) for number in range(5)]
-    lost, cut = StreamEnd(3), StreamEnd(4, cut=True)
-    lost.hear("error", {"error": {"code": "engine_unavailable"}})
-    found = [ended(0, 1, 2), ended(1, 1, 2, digest="e", reward=0.5001), ended(2, 1, 3), lost, cut]
-    row = told(found, calm, 1.0)
+    calm = [ending(number, 1, 2) for number in range(5)]
+    failed, partial = StreamEnd(3), StreamEnd(4, cut=True)
+    failed.hear("error", {"error": {"code": "engine_unavailable"}})
+    ends = [ending(0, 1, 2), ending(1, 1, 2, digest="e", reward=0.5001), ending(2, 1, 3)]
+    row = told([*ends, failed, partial], calm, 1.0)
     assert (row["searches"], row["lost"], row["cut"]) == (5, 1, 1)
     assert (row["different"], row["other_digests"]) == (1, 1)
     assert (row["rewards"], row["turned"], row["most_apart"]) == (2, 1, 1e-4)
@@ -46,8 +46,8 @@ def test_what_must_hold() -> None:
 
 def test_the_items_of_a_list() -> None:
     """Each as a request of its own; what is no list is every one's."""
-    asked = {"rid": ["a", "b"], "input_ids": [[1], [2, 3]], "stream": True}
-    assert items(asked) == [
+    request = {"rid": ["a", "b"], "input_ids": [[1], [2, 3]], "stream": True}
+    assert items(request) == [
         {"rid": "a", "input_ids": [1], "stream": True},
         {"rid": "b", "input_ids": [2, 3], "stream": True},
     ]

@@ -12,13 +12,13 @@ from tests.search.scripted_engine import ScriptedEngine
 async def test_a_row_by_hand() -> None:
     """Of three searches one is the same, one has another answer, and one was lost."""
     items = unlike_items("game24", 3)
-    same, other, lost = await grow_all(ScriptedEngine(), items, Method("one", REBASE_8), 3)
+    same, changed, failed = await grow_all(ScriptedEngine(), items, Method("one", REBASE_8), 3)
     same.stats.engine.rehydrated_tokens, same.stats.engine.held_back_seconds = 7, 0.5
-    other.stats.engine.rehydrated_tokens, other.stats.engine.held_back_seconds = 5, 1.0
-    lost.stats.engine.rehydrated_tokens = 3
-    first = PoolSearches([same, other, lost], seconds=4.0, most=2, total=90)
+    changed.stats.engine.rehydrated_tokens, changed.stats.engine.held_back_seconds = 5, 1.0
+    failed.stats.engine.rehydrated_tokens = 3
+    first = PoolSearches([same, changed, failed], seconds=4.0, most=2, total=90)
     ours = PoolSearches(
-        [same, replace(other, answer="another"), "gone"], seconds=3.0, most=3, total=80
+        [same, replace(changed, answer="another"), "gone"], seconds=3.0, most=3, total=80
     )
     row = measured("ets", 330, first, ours)
     assert (row["searches"], row["lost"], row["different"]) == (3, 1, 2)

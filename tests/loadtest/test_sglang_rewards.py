@@ -19,8 +19,8 @@ def test_a_row_by_hand() -> None:
     """Of three rewards of two searches one is the same, one turns with its last digit, and one lies
     further off than its rounding shows."""
     alone = {(0, ((1,),)): 0.5, (0, ((2,),)): 0.30004, (1, ((1,),)): 0.70001}
-    other = {(0, ((1,),)): 0.5, (0, ((2,),)): 0.30006, (1, ((1,),)): 0.70004}
-    row = compared("beside", other, alone)
+    beside = {(0, ((1,),)): 0.5, (0, ((2,),)): 0.30006, (1, ((1,),)): 0.70004}
+    row = compared("beside", beside, alone)
     assert (row["searches"], row["rewards"]) == (2, 3)
     assert row["most_apart"] == pytest.approx(3e-5)
     assert row["mean_apart"] == pytest.approx(5e-5 / 3)

@@ -21,16 +21,16 @@ def test_each_schema_is_read_once(tmp_path: Path) -> None:
         files.writestr("data/simple.json", text + "\n}")
         files.writestr("data/possible_answer/simple.json", text.replace("sizes", "other"))
         files.writestr("data/readme.md", text.replace("sizes", "third"))
-    [asked] = suite(wheel)
-    assert asked.schema == OBJECT
-    assert "How?" in asked.question
+    [conversation] = suite(wheel)
+    assert conversation.schema == OBJECT
+    assert "How?" in conversation.question
 
 
 def test_what_is_refused_is_counted_by_its_reason() -> None:
     """And only what compiles is asked for."""
     good, bad = Conversation(OBJECT, "?"), Conversation({"uniqueItems": True}, "?")
-    row, kept = compiled([good, bad])
-    assert kept == [good]
+    row, accepted = compiled([good, bad])
+    assert accepted == [good]
     assert (row["schemas"], row["compiled"], row["share"]) == (2, 1, 0.5)
     assert [*row["refused"]] == ['Unimplemented keys: ["uniqueItems"]']
 
@@ -44,6 +44,6 @@ def test_a_number_of_any_size_is_a_number() -> None:
 
 def test_a_part_of_the_suite_is_from_all_over_it() -> None:
     """Its files go from one kind of function to another."""
-    asked = [Conversation({"const": i}, "?") for i in range(10)]
-    assert [one.schema["const"] for one in spread(asked, 3)] == [0, 3, 6]
-    assert spread(asked, 99) == asked
+    conversations = [Conversation({"const": i}, "?") for i in range(10)]
+    assert [conversation.schema["const"] for conversation in spread(conversations, 3)] == [0, 3, 6]
+    assert spread(conversations, 99) == conversations

@@ -13,12 +13,12 @@ class Bench:
     def __init__(self, **seconds: float) -> None:
         self.now = 0.0
         self.order: list[str] = []
-        self.calls = {name: self._call(name, taken) for name, taken in seconds.items()}
+        self.calls = {name: self._call(name, duration) for name, duration in seconds.items()}
 
-    def _call(self, name: str, taken: float) -> Callable[[], Awaitable[None]]:
+    def _call(self, name: str, duration: float) -> Callable[[], Awaitable[None]]:
         async def call() -> None:
             self.order.append(name)
-            self.now += taken
+            self.now += duration
 
         return call
 

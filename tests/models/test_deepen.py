@@ -18,14 +18,14 @@ DRAFT = Path("models/sprig/draft")
 def test_a_deeper_model_says_the_same_bits(tmp_path: Path) -> None:
     """Two silent layers more: every logit of every position is the same, the cost is not."""
     deepen(DRAFT, tmp_path / "deep", 4)
-    said = []
+    outputs = []
     for path in (DRAFT, tmp_path / "deep"):
         forward = Forward(path, threads=1)
         tokens = np.arange(40) * 7 % forward.config.vocab
-        said.append(forward.run([Span(tokens, 0, np.arange(40), 0)], forward.new_store(40)))
-        said.append(forward.config.layers)
-    assert torch.equal(said[0], said[2])
-    assert (said[1], said[3]) == (2, 4)
+        outputs.append(forward.run([Span(tokens, 0, np.arange(40), 0)], forward.new_store(40)))
+        outputs.append(forward.config.layers)
+    assert torch.equal(outputs[0], outputs[2])
+    assert (outputs[1], outputs[3]) == (2, 4)
     assert (tmp_path / "deep" / "tokenizer.json").is_file()
 
 

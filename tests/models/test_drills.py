@@ -29,9 +29,9 @@ def test_a_misreading_is_wrong_at_one_step_and_sound_otherwise(rng: random.Rando
     assert not verdict.correct
     assert not all(verdict.steps)
     for step in steps[:-1]:
-        for said in step.removeprefix("Next, ").rsplit("Then ")[-1].rstrip(".").split(", "):
-            if "=" in said:
-                left, right = said.split(" has ")[-1].split(" = ")
+        for part in step.removeprefix("Next, ").rsplit("Then ")[-1].rstrip(".").split(", "):
+            if "=" in part:
+                left, right = part.split(" has ")[-1].split(" = ")
                 assert _worked_out(left) == int(right)
 
 
@@ -44,8 +44,8 @@ def _worked_out(sum_text: str) -> int:
 def test_most_stories_can_be_misread() -> None:
     """And none is refused for lack of tries."""
     rng = random.Random(1)
-    found = [misread(STORIES.lesson(rng)[0], rng) for _ in range(50)]
-    assert sum(steps is None for steps in found) <= 2
+    misreadings = [misread(STORIES.lesson(rng)[0], rng) for _ in range(50)]
+    assert sum(steps is None for steps in misreadings) <= 2
 
 
 def test_a_misread_question_must_be_a_story() -> None:
@@ -57,9 +57,9 @@ def test_a_misread_question_must_be_a_story() -> None:
 @given(seeds)
 def test_what_is_retold_was_told(rng: random.Random) -> None:
     """The same facts in another order, each a fact of the stories' English; words as they were."""
-    told, (said,) = retell(rng)
-    facts = [f"{sentence}." for sentence in told.removesuffix(".").split(". ")]
-    assert sorted(facts) == sorted(f"{text}." for text in said.removesuffix(".").split(". "))
+    story, (retelling,) = retell(rng)
+    facts = [f"{sentence}." for sentence in story.removesuffix(".").split(". ")]
+    assert sorted(facts) == sorted(f"{text}." for text in retelling.removesuffix(".").split(". "))
     assert all(parse_fact(fact.removesuffix(".")) is not None for fact in facts)
     words, (again,) = repeat(rng)
     assert words == again
@@ -68,8 +68,8 @@ def test_what_is_retold_was_told(rng: random.Random) -> None:
 @given(seeds)
 def test_drilled_numbers_are_right(rng: random.Random) -> None:
     """Echoes say what was told, sums are sums, and a recalled story is solved."""
-    told, (said,) = echo(rng)
-    assert all(f"{part} " in told for part in said.removeprefix("Next, ").rstrip(".").split(", "))
+    facts, (reply,) = echo(rng)
+    assert all(f"{part} " in facts for part in reply.removeprefix("Next, ").rstrip(".").split(", "))
     _, (calculated,) = sums(rng)
     for part in calculated.removeprefix("Next, ").rstrip(".").split(", "):
         left, right = part.split(" = ")

@@ -117,5 +117,5 @@ def test_blocks_are_labelled_where_a_step_shows_them() -> None:
     stays, goes = IN_PLACE, IN_PLACE + 1
     assert [label for label in first if label] == [stays, stays, goes, MOVES_TO_GO + 1]
     assert [label for label in second if label != IGNORED] == [stays, goes, stays, MOVES_TO_GO + 2]
-    seen = [label for label in third if label != IGNORED]
-    assert seen == [goes, stays, goes, MOVES_TO_GO + 3]
+    labels = [label for label in third if label != IGNORED]
+    assert labels == [goes, stays, goes, MOVES_TO_GO + 3]

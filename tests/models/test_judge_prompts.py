@@ -59,8 +59,8 @@ def test_verdicts_are_over_the_policys_own_replies() -> None:
 
 def test_after_a_judged_step_the_row_teaches_its_sign() -> None:
     tokenizer = load_tokenizer()
-    drawn = judgement(TASKS["game24"], QUESTION, [STEPS[0], "10 - 4 = 7 (left: 4 7)"])
-    row = encode(tokenizer, Example("judge", "", *drawn))
+    example = judgement(TASKS["game24"], QUESTION, [STEPS[0], "10 - 4 = 7 (left: 4 7)"])
+    row = encode(tokenizer, Example("judge", "", *example))
     prompt = row.ids.index(tokenizer.encode("<|assistant|>")[0])
     assert [tokenizer.decode([x]) for x in row.labels[:prompt] if x != IGNORED] == ["+", "-"]
 

@@ -10,9 +10,9 @@ from models.train.network import new_model
 def test_the_mean_stands_between_two_models() -> None:
     """A quarter of the way from the one to the other, weight by weight."""
     tokenizer = load_tokenizer()
-    other = new_model("draft", tokenizer, 2)
-    moved = mean(new_model("draft", tokenizer, 1), other, 0.25)
+    target = new_model("draft", tokenizer, 2)
+    moved = mean(new_model("draft", tokenizer, 1), target, 0.25)
     start = new_model("draft", tokenizer, 1)
-    parts = zip(moved.parameters(), start.parameters(), other.parameters(), strict=True)
+    parts = zip(moved.parameters(), start.parameters(), target.parameters(), strict=True)
     for now, before, there in parts:
         assert torch.allclose(now, 0.75 * before + 0.25 * there, atol=1e-6)

@@ -54,38 +54,38 @@ def test_words_are_read_before_the_last_layer_and_tags_behind_it(
     policy: LlamaForCausalLM, at_tag: bool
 ) -> None:
     """By hand: cross entropy of the two signs; a wrong word of a reply weighs FAULT times one."""
-    asked = label_ids(load_tokenizer())
+    tokens = label_ids(load_tokenizer())
     model = outspoken(policy)
     ids, labels = IDS.clone(), torch.full_like(IDS, IGNORED)
-    ids[0, 3] = asked.tag if at_tag else 8
+    ids[0, 3] = tokens.tag if at_tag else 8
     labels[0, 3] = 1
     batch = MicroBatch(ids, labels, ["wordproblem"])
-    (loss,) = label_losses(model, asked, PHASES["judge"], batch)
+    (loss,) = label_losses(model, tokens, PHASES["judge"], batch)
     stream = streams(model, ids)[-1 if at_tag else -2][0, 3]
-    expected = -read_out(model, stream)[asked.signs].log_softmax(-1)[1]
+    expected = -read_out(model, stream)[tokens.signs].log_softmax(-1)[1]
     assert loss.item() == pytest.approx((10.0 if at_tag else FAULT) * expected.item(), rel=1e-5)
 
 
 def test_moves_to_go_are_told_apart_by_numbers(policy: LlamaForCausalLM) -> None:
     """By hand: cross entropy of the numbers 0 to 15 before the last layer, beside that of signs."""
-    asked, model = label_ids(load_tokenizer()), outspoken(policy)
+    tokens, model = label_ids(load_tokenizer()), outspoken(policy)
     labels = torch.full_like(IDS, IGNORED)
     labels[0, 1:3] = torch.tensor([MOVES_TO_GO + 7, 0])
     batch = MicroBatch(IDS, labels, ["blocksworld"])
-    moves, word = label_losses(model, asked, PHASES["walk"], batch).tolist()
+    moves, word = label_losses(model, tokens, PHASES["walk"], batch).tolist()
     logits = read_out(model, streams(model, IDS)[-2][0, 1:3])
-    expected = -logits[0, asked.numbers].log_softmax(-1)[7]
+    expected = -logits[0, tokens.numbers].log_softmax(-1)[7]
     assert moves == pytest.approx(COUNTED * expected.item(), rel=1e-5)
-    assert word == pytest.approx(-logits[1, asked.signs].log_softmax(-1)[0].item(), rel=1e-5)
+    assert word == pytest.approx(-logits[1, tokens.signs].log_softmax(-1)[0].item(), rel=1e-5)
 
 
 def test_blocks_that_stay_are_read_early(policy: LlamaForCausalLM) -> None:
     """By hand: cross entropy of 0 and 1 three layers before the last."""
-    asked, model = label_ids(load_tokenizer()), outspoken(policy)
+    tokens, model = label_ids(load_tokenizer()), outspoken(policy)
     labels = torch.full_like(IDS, IGNORED)
     labels[0, 1] = IN_PLACE + 1
-    (loss,) = label_losses(model, asked, PHASES["walk"], MicroBatch(IDS, labels, ["blocksworld"]))
-    logits = read_out(model, streams(model, IDS)[-4][0, 1])[asked.numbers[:2]]
+    (loss,) = label_losses(model, tokens, PHASES["walk"], MicroBatch(IDS, labels, ["blocksworld"]))
+    logits = read_out(model, streams(model, IDS)[-4][0, 1])[tokens.numbers[:2]]
     assert loss.item() == pytest.approx(-logits.log_softmax(-1)[1].item(), rel=1e-5)
 
 
@@ -104,6 +104,6 @@ def test_an_epoch_is_every_row_once_shared_by_the_processes() -> None:
     rows = [Row(str(i), [i], [0]) for i in range(128)]
     shares = [epochs(rows, 64, rank, 2) for rank in range(2)]
     for epoch in ((0, 1), (2, 3)):
-        seen = [row.kind for draw in shares for step in epoch for row in draw(step)]
-        assert sorted(seen) == sorted(row.kind for row in rows)
+        kinds = [row.kind for draw in shares for step in epoch for row in draw(step)]
+        assert sorted(kinds) == sorted(row.kind for row in rows)
     assert [row.kind for row in shares[0](0)] != [row.kind for row in shares[0](2)]

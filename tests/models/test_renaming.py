@@ -21,8 +21,9 @@ def test_the_checker_says_the_same(rng: random.Random, slipped: bool) -> None:
     question, steps = STORIES.lesson(rng)
     if slipped:
         steps[0] = corrupt(steps[0], rng)
-    cut = len(tokenizer.encode(question))
+    split = len(tokenizer.encode(question))
     row = Row("wordproblem", tokenizer.encode(question + STEP_BREAK + STEP_BREAK.join(steps)), [])
-    told = renamed(tokenizer, row, rng)
-    other, reply = text_of(tokenizer, told.ids[:cut]), text_of(tokenizer, told.ids[cut:])
-    assert STORIES.check(other, reply.strip()) == STORIES.check(question, STEP_BREAK.join(steps))
+    new_row = renamed(tokenizer, row, rng)
+    new_question = text_of(tokenizer, new_row.ids[:split])
+    reply = text_of(tokenizer, new_row.ids[split:]).strip()
+    assert STORIES.check(new_question, reply) == STORIES.check(question, STEP_BREAK.join(steps))

@@ -27,8 +27,8 @@ def trees() -> list[Grown]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(searched, "WIDTH", WIDTH)
         searcher = Searcher(load_model("policy"), TOKENIZER)
-        asked = [QUESTION, "Use 1 2 3 4 to make 24."]
-        return searcher.trees(load_model("prm"), GAME, asked, random.Random(1))
+        questions = [QUESTION, "Use 1 2 3 4 to make 24."]
+        return searcher.trees(load_model("prm"), GAME, questions, random.Random(1))
 
 
 def test_a_tree_ends_in_as_many_replies_as_it_is_wide(trees: list[Grown]) -> None:
@@ -36,8 +36,8 @@ def test_a_tree_ends_in_as_many_replies_as_it_is_wide(trees: list[Grown]) -> Non
     for tree in trees:
         assert tree.frontier == []
         assert tree.ended == WIDTH
-        whole = [leaf for leaf in tree.leaves if leaf.steps[-1][-1] != STEP_BREAK]
-        assert len(whole) == WIDTH
+        finished = [leaf for leaf in tree.leaves if leaf.steps[-1][-1] != STEP_BREAK]
+        assert len(finished) == WIDTH
         assert all(0.0 <= leaf.reward <= 1.0 for leaf in tree.leaves)
 
 
@@ -66,10 +66,10 @@ def test_what_fooled_the_reward_model_is_learnt_first() -> None:
         a_leaf(f"13 - 9 = {claim} (left: 4 {claim} 10)", claim / 100) for claim in range(5, 15)
     ]
     right = a_leaf(step, 0.5)
-    cut = Path((tuple(TOKENIZER.encode(step)),), 0.99)
-    rows = telling(TOKENIZER, "game24", QUESTION, [*wrong, right, cut], 0)
+    truncated = Path((tuple(TOKENIZER.encode(step)),), 0.99)
+    rows = telling(TOKENIZER, "game24", QUESTION, [*wrong, right, truncated], 0)
     assert [row.labels for row in rows[: FOOLED + 1]] == [[False]] * FOOLED + [[True]]
-    assert rows[0].steps[0] == list(cut.steps[0])
+    assert rows[0].steps[0] == list(truncated.steps[0])
     assert len(rows) == FOOLED + 1 + OTHERS
 
 
@@ -80,7 +80,9 @@ def test_rounds_give_every_task_as_often(monkeypatch: pytest.MonkeyPatch) -> Non
     prm = load_model("prm")
     rounds.grow(prm, 1)
     rounds.grow(prm, 1)
-    last = [row for kept in rounds.rounds.values() for row in kept[-1]]
-    drawn = rounds.draw(random.Random(2), 400)
-    assert sum(row.task == "game24" for row in drawn) == pytest.approx(200, abs=50)
-    assert sum(any(row is one for one in last) for row in drawn) == pytest.approx(300, abs=50)
+    last = [row for task_rounds in rounds.rounds.values() for row in task_rounds[-1]]
+    sample = rounds.draw(random.Random(2), 400)
+    assert sum(row.task == "game24" for row in sample) == pytest.approx(200, abs=50)
+    assert sum(any(row is recent for recent in last) for row in sample) == pytest.approx(
+        300, abs=50
+    )

@@ -21,23 +21,23 @@ def test_kinds_are_what_the_checkers_find(name: str, rng: random.Random) -> None
     """There is a right one; dead ends and wasted moves are legal; the rest are illegal."""
     task = TASKS[name]
     question = task.lesson(rng)[0]
-    drawn = siblings(name, question, rng)
-    assert RIGHT in {one.kind for one in drawn.steps}
-    for one in drawn.steps:
-        text = STEP_BREAK.join([*drawn.before, one.text])
+    family = siblings(name, question, rng)
+    assert RIGHT in {sibling.kind for sibling in family.steps}
+    for sibling in family.steps:
+        text = STEP_BREAK.join([*family.before, sibling.text])
         *before, right = task.check(question, text).steps
         assert all(before)
-        assert right == (one.kind == RIGHT), one
+        assert right == (sibling.kind == RIGHT), sibling
         illegal = task.first_illegal(question, text) is not None
-        assert illegal == (one.kind not in (RIGHT, DEAD_END, WASTED)), one
+        assert illegal == (sibling.kind not in (RIGHT, DEAD_END, WASTED)), sibling
 
 
 def test_near_misses_by_hand() -> None:
     """Nine and four, 24 to be made: no sum but true ones is left out, and no true one is in."""
     legal = list(number_puzzle.moves((4, 9)))
-    found = near_misses((4, 9), 24, legal)
+    misses = near_misses((4, 9), 24, legal)
     texts = {
-        kind: [number_puzzle.step_text(move) for move in moves] for kind, moves in found.items()
+        kind: [number_puzzle.step_text(move) for move in moves] for kind, moves in misses.items()
     }
     assert texts["remainder"] == ["9 / 4 = 2 (left: 2)", "9 / 4 = 3 (left: 3)"]
     assert "9 + 4 = 12 (left: 12)" in texts["off by one"]

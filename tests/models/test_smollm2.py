@@ -123,26 +123,26 @@ def llama() -> list[tuple[str, int, np.ndarray]]:
         "ffn_down": (HIDDEN, FFN),
     }
 
-    def drawn(*shape: int) -> np.ndarray:
+    def random(*shape: int) -> np.ndarray:
         return rng.normal(0, 0.2, shape).astype(np.float32)
 
-    found = [("token_embd.weight", 8, drawn(len(TOKENS), HIDDEN))]
+    tensors = [("token_embd.weight", 8, random(len(TOKENS), HIDDEN))]
     for i in range(LAYERS):
-        found += [(f"blk.{i}.{name}.weight", 3, drawn(*shape)) for name, shape in shapes.items()]
-        found += [(f"blk.{i}.{n}_norm.weight", 0, 1 + drawn(HIDDEN)) for n in ("attn", "ffn")]
-    return [*found, ("output_norm.weight", 0, 1 + drawn(HIDDEN))]
+        tensors += [(f"blk.{i}.{name}.weight", 3, random(*shape)) for name, shape in shapes.items()]
+        tensors += [(f"blk.{i}.{n}_norm.weight", 0, 1 + random(HIDDEN)) for n in ("attn", "ffn")]
+    return [*tensors, ("output_norm.weight", 0, 1 + random(HIDDEN))]
 
 
 def test_blocks_are_read_as_ggml_writes_them(tmp_path: Path) -> None:
     """Numbers that 4 and 8 bits hold exactly come back, those amid them to half a step."""
-    whole = np.arange(32, dtype=np.float32).reshape(1, 32)
+    integers = np.arange(32, dtype=np.float32).reshape(1, 32)
     rising = np.arange(16, dtype=np.float32)
     halves = np.concatenate([rising, rising[::-1]])[None]
-    tensors = [("plain", 0, whole), ("q4", 3, halves), ("q8", 8, whole * 127 / 31)]
+    tensors = [("plain", 0, integers), ("q4", 3, halves), ("q8", 8, integers * 127 / 31)]
     file = GgufFile(write(tmp_path / "x.gguf", tensors))
-    assert np.array_equal(file.tensor("plain"), whole)
+    assert np.array_equal(file.tensor("plain"), integers)
     assert np.allclose(file.tensor("q4"), halves, atol=1e-2)
-    assert np.allclose(file.tensor("q8"), whole * 127 / 31, atol=0.6)
+    assert np.allclose(file.tensor("q8"), integers * 127 / 31, atol=0.6)
     assert file.metadata["tokenizer.ggml.merges"] == ["a b"]
     with pytest.raises(GgufError, match="tensor other is missing"):
         file.tensor("other")
@@ -168,8 +168,8 @@ def test_the_tokenizer_takes_digits_one_by_one(tmp_path: Path) -> None:
     assert [tokenizer.convert_ids_to_tokens(i) for i in ids[:4]] == ["ab", "Ġ", "1", "2"]
     assert tokenizer.decode(ids, skip_special_tokens=True) == "ab 12½🌳"
     assert (tokenizer.bos_token, tokenizer.eos_token_id) == ("<|im_start|>", 2)
-    asked = tokenizer.apply_chat_template([{"role": "user", "content": "b"}], tokenize=False)
-    assert asked == "<|im_start|>b<|im_end|>"
+    prompt = tokenizer.apply_chat_template([{"role": "user", "content": "b"}], tokenize=False)
+    assert prompt == "<|im_start|>b<|im_end|>"
 
 
 @pytest.mark.parametrize(
@@ -187,10 +187,10 @@ def test_other_models_are_refused(tmp_path: Path, changes: dict[str, str], messa
 
 def test_another_file_is_refused(tmp_path: Path) -> None:
     """By its name."""
-    other = tmp_path / "x.gguf"
-    other.write_bytes(b"PK\3\4" + bytes(60))
-    with pytest.raises(GgufError, match=f"{other}: no GGUF file of version 2 or 3"):
-        GgufFile(other)
+    path = tmp_path / "x.gguf"
+    path.write_bytes(b"PK\3\4" + bytes(60))
+    with pytest.raises(GgufError, match=f"{path}: no GGUF file of version 2 or 3"):
+        GgufFile(path)
 
 
 @pytest.fixture
@@ -209,10 +209,10 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_folder_is_made_once_and_whole(package: Path) -> None:
     """The package is not imported, which needs what is not installed; nothing half made stays."""
     folder = smollm2.smollm2_folder()
-    made = (folder / "config.json").stat().st_mtime_ns
+    mtime = (folder / "config.json").stat().st_mtime_ns
     package.rename(package.with_suffix(".moved.gguf"))
     assert smollm2.smollm2_folder() == folder
-    assert (folder / "config.json").stat().st_mtime_ns == made
+    assert (folder / "config.json").stat().st_mtime_ns == mtime
     assert [path.name for path in folder.parent.iterdir()] == ["smollm2-135m-instruct-0.1-1"]
 
 

@@ -106,7 +106,7 @@ def test_the_draft_often_says_what_the_policy_says(models: dict[str, LlamaForCau
     prompt = tokenizer.encode(f"<|user|>{QUESTION}<|assistant|>")
     ids = torch.tensor([prompt + tokenizer.encode(STEP_BREAK.join(STEPS))])
     with torch.no_grad():
-        said = [
+        predictions = [
             models[name](ids).logits[0, len(prompt) :].argmax(-1) for name in ("policy", "draft")
         ]
-    assert (said[0] == said[1]).float().mean() > 0.6
+    assert (predictions[0] == predictions[1]).float().mean() > 0.6

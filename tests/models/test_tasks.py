@@ -81,8 +81,8 @@ def test_renaming_blocks_or_people_does_not_make_a_new_puzzle() -> None:
     blocks, words = TASKS["blocksworld"], TASKS["wordproblem"]
     renamed = "Blocks a c b d. Reach d / a / b c in 6 moves."
     assert blocks.key(BLOCKS) == blocks.key(renamed)
-    other = STORY.replace("Ann", "Kim").replace("Dan", "Ann").replace("apples", "shells")
-    assert words.key(STORY) == words.key(other)
+    renamed_story = STORY.replace("Ann", "Kim").replace("Dan", "Ann").replace("apples", "shells")
+    assert words.key(STORY) == words.key(renamed_story)
     assert words.key(STORY) != words.key(STORY.replace("12", "13"))
 
 
@@ -94,15 +94,17 @@ def test_questions_are_deterministic_distinct_and_recognised_by_their_task_only(
     assert questions != task.questions("dev", 40, seed=2)
     assert len(set(questions)) == 40
     for question in questions:
-        assert [name for name, other in TASKS.items() if other.matches(question)] == [task.name]
+        assert [name for name, candidate in TASKS.items() if candidate.matches(question)] == [
+            task.name
+        ]
 
 
 @EACH_TASK
 def test_teacher_derivations_always_check(task: Task) -> None:
     rng = random.Random(5)
-    drawn = [task.lesson(rng) for _ in range(40)]
-    drawn += [(question, task.solve(question, rng)) for question in task.questions("test", 20)]
-    for question, steps in drawn:
+    lessons = [task.lesson(rng) for _ in range(40)]
+    lessons += [(question, task.solve(question, rng)) for question in task.questions("test", 20)]
+    for question, steps in lessons:
         result = task.check(question, STEP_BREAK.join(steps))
         assert result == Verdict(True, (True,) * len(steps), ""), question
         assert len(steps) <= task.max_depth
@@ -185,21 +187,21 @@ def test_reachable_agrees_with_brute_force_over_all_orders() -> None:
     def every(numbers: list[int]) -> set[int]:
         if len(numbers) == 1:
             return set(numbers)
-        found: set[int] = set()
+        reachable: set[int] = set()
         for i in range(len(numbers)):
             for j in range(len(numbers)):
                 if i != j:
                     rest = [n for k, n in enumerate(numbers) if k not in (i, j)]
                     a, b = numbers[i], numbers[j]
-                    made = [a + b, a * b] + ([a - b] if a >= b else [])
-                    made += [a // b] if b and a % b == 0 else []
-                    for result in made:
-                        found |= every([*rest, result])
-        return found
+                    outcomes = [a + b, a * b] + ([a - b] if a >= b else [])
+                    outcomes += [a // b] if b and a % b == 0 else []
+                    for result in outcomes:
+                        reachable |= every([*rest, result])
+        return reachable
 
     for numbers in [(1, 5, 5, 5), (4, 9, 10, 13), (2, 3, 7, 7), (0, 1, 6, 8)]:
-        made = every(list(numbers))
-        assert all(number_puzzle.reachable(numbers, t) == (t in made) for t in range(120))
+        reachable = every(list(numbers))
+        assert all(number_puzzle.reachable(numbers, t) == (t in reachable) for t in range(120))
 
 
 def test_countdown_uses_all_six_numbers() -> None:
@@ -265,8 +267,8 @@ def test_wordproblem_sees_each_fault_where_it_happens(place: int, step: str) -> 
 
 def test_detours_cost_steps_and_steps_are_limited() -> None:
     friends = NAMES[1:13]
-    told = " ".join(f"Ann has apples and {name} has 1 more." for name in friends)
-    question = f"How many apples does {friends[-1]} have? Ann has 1 apples. {told}"
+    facts = " ".join(f"Ann has apples and {name} has 1 more." for name in friends)
+    question = f"How many apples does {friends[-1]} have? Ann has 1 apples. {facts}"
     steps = [
         f"Next, Ann has 1 apples and {name} has 1 more, so {name} has 1 + 1 = 2."
         for name in friends[:-1]
@@ -321,9 +323,9 @@ def test_the_first_step_that_breaks_a_rule(
 
 def test_votes_read_the_text_and_do_not_verify_it() -> None:
     game, blocks, words = TASKS["game24"], TASKS["blocksworld"], TASKS["wordproblem"]
-    one = "9 + 4 = 13 (left: 1 13)\n\n2 * 3 = 7 (left: 7)\n\nThe answer is 24."
-    two = "3 * 2 = 7 (left: 7)\n\n4 + 9 = 13 (left: 13)\n\nThe answer is 24."
-    assert game.answer(one) == game.answer(two) == "2 * 3 = 7; 4 + 9 = 13"
+    first = "9 + 4 = 13 (left: 1 13)\n\n2 * 3 = 7 (left: 7)\n\nThe answer is 24."
+    second = "3 * 2 = 7 (left: 7)\n\n4 + 9 = 13 (left: 13)\n\nThe answer is 24."
+    assert game.answer(first) == game.answer(second) == "2 * 3 = 7; 4 + 9 = 13"
     assert game.answer("4 - 9 = 5 (left: 1 5)\n\nThe answer is 24.") == "4 - 9 = 5"
     moves = "pick up a: b, hand a\n\nstack a on b: nonsense\n\nThe answer is 2 moves."
     assert blocks.answer(moves) == "pick up a; stack a on b"

@@ -61,9 +61,11 @@ def test_steps_encode_alone_as_they_do_within_a_reply(
     for task in TASKS.values():
         question = task.questions("dev", 1)[0]
         steps = task.solve(question, rng)
-        whole = tokenizer.encode(STEP_BREAK.join(steps))
+        reply_ids = tokenizer.encode(STEP_BREAK.join(steps))
         parts = [tokenizer.encode(step + STEP_BREAK) for step in steps[:-1]]
-        assert whole == [token for part in parts for token in part] + tokenizer.encode(steps[-1])
+        assert reply_ids == [token for part in parts for token in part] + tokenizer.encode(
+            steps[-1]
+        )
         assert max(map(len, parts)) <= task.max_step_tokens
 
 

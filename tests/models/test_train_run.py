@@ -47,13 +47,13 @@ def random_rows(rng: random.Random, step: int) -> list[Row]:
 def a_run(draw: Draw = a_row, **options: object) -> TrainingRun:
     """A small model over one row, without any time to spend unless told otherwise."""
     model = new_model("draft", TOKENIZER, 1)
-    given = {"minutes": 0.0, "rank": 0, "world": 1, "start": "nothing"}
-    given |= {"device": "cpu", "workers": 0} | options
+    settings = {"minutes": 0.0, "rank": 0, "world": 1, "start": "nothing"}
+    settings |= {"device": "cpu", "workers": 0} | options
 
     def losses(batch: MicroBatch) -> Tensor:
         return token_losses(model, batch)
 
-    return TrainingRun("draft", model, draw, losses, lambda _: None, argparse.Namespace(**given))
+    return TrainingRun("draft", model, draw, losses, lambda _: None, argparse.Namespace(**settings))
 
 
 def test_a_run_goes_on_from_its_checkpoint(capsys: pytest.CaptureFixture[str]) -> None:
@@ -83,9 +83,9 @@ def test_workers_draw_the_same_rows_ahead() -> None:
     """In the order of the steps, from the step that a run is at, whoever is done first."""
     here, ahead = a_run(random_rows), a_run(random_rows, workers=2)
     here.step = ahead.step = 3
-    for one, other in islice(zip(here.drawn(), ahead.drawn(), strict=True), 6):
-        assert (one.tokens, one.learnt) == (other.tokens, other.learnt)
-        pairs = zip(one.batches, other.batches, strict=True)
+    for expected, actual in islice(zip(here.drawn(), ahead.drawn(), strict=True), 6):
+        assert (expected.tokens, expected.learnt) == (actual.tokens, actual.learnt)
+        pairs = zip(expected.batches, actual.batches, strict=True)
         assert all(torch.equal(a.ids, b.ids) and torch.equal(a.labels, b.labels) for a, b in pairs)
 
 

@@ -70,10 +70,10 @@ def test_a_near_miss_of_a_story_does_not_follow(seed: int) -> None:
     rng = random.Random(seed)
     story = parse_story(TASKS["wordproblem"].lesson(rng)[0])
     assert story is not None
-    known = facts_given(story)
-    miss = story_walks.near_miss(story, known, rng)
+    facts = facts_given(story)
+    miss = story_walks.near_miss(story, facts, rng)
     assert miss is not None
-    assert miss[0] not in {text for text, _, _ in conclusions(story, known)}
+    assert miss[0] not in {text for text, _, _ in conclusions(story, facts)}
 
 
 @pytest.mark.parametrize("name", sorted(WALKS))
@@ -105,9 +105,9 @@ def test_a_walk_of_best_moves_is_a_plan() -> None:
         task.check(ask(puzzle), STEP_BREAK.join(block_walks.walk(ask(puzzle), rng)))
         for _ in range(40)
     ]
-    whole = [verdict for verdict in verdicts if all(verdict.steps)]
-    assert whole
-    assert all(verdict.correct and len(verdict.steps) == 5 for verdict in whole)
+    correct = [verdict for verdict in verdicts if all(verdict.steps)]
+    assert correct
+    assert all(verdict.correct and len(verdict.steps) == 5 for verdict in correct)
 
 
 def test_a_walked_row_has_a_label_a_step() -> None:

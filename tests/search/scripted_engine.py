@@ -73,8 +73,8 @@ def direction(text: str) -> list[float]:
 
 def answer_of(text: str) -> str | None:
     """The answer of a reply in the default language."""
-    _, found, rest = text.rpartition("The answer is ")
-    return rest.removesuffix(".") if found else None
+    _, marker, rest = text.rpartition("The answer is ")
+    return rest.removesuffix(".") if marker else None
 
 
 def step_of(text: str, sampling: Sampling, limit: int) -> Step:
@@ -89,7 +89,7 @@ def step_of(text: str, sampling: Sampling, limit: int) -> Step:
     return Step(tokens, decode(tokens), finish, logprob=-roll, entropy=roll)
 
 
-def told_of(tokens: Sequence[int], top: int) -> tuple[TokenLogprob, ...]:
+def token_logprobs(tokens: Sequence[int], top: int) -> tuple[TokenLogprob, ...]:
     """Log-probabilities that tell the id, in 1/-1024; the token is the likeliest, then those that
     come next."""
     return tuple(
@@ -184,7 +184,9 @@ class ScriptedEngine:
             branch = branches[i]
             steps[i] = step_of(self.say(branch), sampling, branch.limit)
             if sampling.logprobs is not None:
-                steps[i] = replace(steps[i], logprobs=told_of(steps[i].tokens, sampling.logprobs))
+                steps[i] = replace(
+                    steps[i], logprobs=token_logprobs(steps[i].tokens, sampling.logprobs)
+                )
         self.on_expand()
         return [steps[i] for i in range(len(branches))]
 
@@ -269,5 +271,5 @@ async def grow(
     engine: ScriptedEngine, spec: SearchSpec, *, prompt: str = "Q", **more: Any
 ) -> Outcome:
     """A search by a clock that stands still; ``more``: other arguments of ``search``."""
-    given = {"answer_of": answer_of, "clock": lambda: 0.0} | more
-    return await search(Problem(encode(prompt), "Q"), spec, engine, tree_id="t", **given)
+    options = {"answer_of": answer_of, "clock": lambda: 0.0} | more
+    return await search(Problem(encode(prompt), "Q"), spec, engine, tree_id="t", **options)

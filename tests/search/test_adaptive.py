@@ -17,7 +17,7 @@ from search.tree import ROOT, Finish
 from search.tree_json import from_json, to_json
 from tests.search.scripted_engine import ScriptedEngine, decode, grow
 from tests.search.test_width import ROUGH, dead_stay_dead, widths
-from tests.search.trees import END, STEP, drawn
+from tests.search.trees import END, STEP, tree_of
 
 
 def policy(width: int, chains: int, agreement: float = 1.0) -> Adaptive:
@@ -30,19 +30,19 @@ def test_the_default_is_the_rounded_up_root() -> None:
     for width, chains in ((64, 8), (16, 4), (10, 4), (2, 2), (1, 1)):
         spec = SearchSpec(policy="adaptive", width=width)
         assert Adaptive.from_spec(spec).chains == chains
-    made = Adaptive.from_spec(SearchSpec(policy="adaptive", width=3, chains=9, agreement=0.6))
-    assert made == Adaptive(3, 3, 0.6, Rebase(3, 0.2, restarts=Restarts(2)))
-    assert isinstance(made, BacktrackingPolicy)
-    assert isinstance(made, AnswerPolicy)
+    adaptive = Adaptive.from_spec(SearchSpec(policy="adaptive", width=3, chains=9, agreement=0.6))
+    assert adaptive == Adaptive(3, 3, 0.6, Rebase(3, 0.2, restarts=Restarts(2)))
+    assert isinstance(adaptive, BacktrackingPolicy)
+    assert isinstance(adaptive, AnswerPolicy)
 
 
 def test_chains_go_on_alone() -> None:
     """Two of width 6 from the root, then a step each, whatever their rewards."""
-    assert policy(6, 2).plan(drawn()) == Round({ROOT: 2})
-    tree = drawn((0, "a", STEP, 0.9), (0, "b", STEP, 0.0))
+    assert policy(6, 2).plan(tree_of()) == Round({ROOT: 2})
+    tree = tree_of((0, "a", STEP, 0.9), (0, "b", STEP, 0.0))
     assert policy(6, 2).plan(tree) == Round({1: 1, 2: 1})
-    one_ended = drawn((0, "a", STEP, 0.9), (0, "b", END, 0.0))
-    assert policy(6, 2).plan(one_ended) == Round({1: 1})
+    half_ended = tree_of((0, "a", STEP, 0.9), (0, "b", END, 0.0))
+    assert policy(6, 2).plan(half_ended) == Round({1: 1})
 
 
 def test_a_tree_worked_by_hand() -> None:
@@ -54,11 +54,11 @@ def test_a_tree_worked_by_hand() -> None:
     """
     chains = [(0, "a", STEP, 0.5), (0, "b", STEP, 0.5), (1, "c", END, 0.8), (2, "d", END, 0.7)]
     adaptive = Adaptive(6, 2, 1.0, Rebase(6, 1.0))
-    assert adaptive.plan(drawn(*chains)) == Round({ROOT: 2})
-    level = drawn(*chains, (0, "x", STEP, 0.9), (0, "y", STEP, 0.1))
+    assert adaptive.plan(tree_of(*chains)) == Round({ROOT: 2})
+    level = tree_of(*chains, (0, "x", STEP, 0.9), (0, "y", STEP, 0.1))
     assert [node.id for node in adaptive.frontier(level)] == [1, 2, 5, 6]
     assert adaptive.plan(level) == Round({5: 2, 1: 1, 2: 1}, (6,))
-    next_level = drawn(
+    next_level = tree_of(
         *chains,
         (0, "x", STEP, 0.9),
         (0, "y", STEP, 0.1),
@@ -75,10 +75,10 @@ def test_a_tree_worked_by_hand() -> None:
 def test_a_chains_steps_are_candidates_at_their_depth() -> None:
     """One chain a - b - c - ends of width 3: x beside a; from x comes y, which stands beside b."""
     chain = [(0, "a", STEP, 0.5), (1, "b", STEP, 0.5), (2, "c", STEP, 0.5), (3, "d", END, 0.5)]
-    tree = drawn(*chain, (0, "x", STEP, 0.5))
-    assert policy(3, 1).plan(drawn(*chain)) == Round({ROOT: 1})
+    tree = tree_of(*chain, (0, "x", STEP, 0.5))
+    assert policy(3, 1).plan(tree_of(*chain)) == Round({ROOT: 1})
     assert policy(3, 1).plan(tree) == Round({1: 1, 5: 1})
-    deeper = drawn(*chain, (0, "x", STEP, 0.5), (1, "e", STEP, 0.1), (5, "y", STEP, 0.1))
+    deeper = tree_of(*chain, (0, "x", STEP, 0.5), (1, "e", STEP, 0.1), (5, "y", STEP, 0.1))
     # b .5 against .1 and .1 for 2 places: e^-2 is little: ceil(1.57) = 2
     assert policy(3, 1).plan(deeper) == Round({2: 2}, (6, 7))
     assert [node.id for node in policy(3, 1).frontier(deeper)] == [2, 3, 6, 7]
@@ -87,7 +87,7 @@ def test_a_chains_steps_are_candidates_at_their_depth() -> None:
 def test_what_is_passed_over_of_a_chain_stays_open_and_is_left_behind() -> None:
     """Only leaves are pruned; the frontier has a chain's steps from the tree's depth on."""
     chain = [(0, "a", STEP, 0.0), (1, "b", STEP, 0.0), (2, "c", END, 0.5)]
-    tree = drawn(*chain, (0, "x", STEP, 1.0))
+    tree = tree_of(*chain, (0, "x", STEP, 1.0))
     assert policy(3, 1).plan(tree) == Round({4: 2})
 
 
@@ -95,17 +95,17 @@ def test_enough_seeds_need_no_new_first_steps() -> None:
     """Two places, three chains: they are dealt over the chains' first steps at once."""
     chains = [(0, t, STEP, r) for t, r in (("a", 0.9), ("b", 0.1), ("c", 0.1))]
     ends = [(i, "z", END, 0.5) for i in (1, 2, 3)]
-    tree = drawn(*chains, *ends)
+    tree = tree_of(*chains, *ends)
     assert policy(5, 3).plan(tree) == Round({1: 2})
-    after = drawn(*chains, *ends, (1, "d", STEP, 0.5), (1, "e", END, 0.5))
+    after = tree_of(*chains, *ends, (1, "d", STEP, 0.5), (1, "e", END, 0.5))
     assert policy(5, 3).plan(after) == Round({7: 1})
 
 
 def test_a_dead_chain_takes_its_place_along() -> None:
     """Of width 4 with two chains, one of them dead, two places are left, both new at the root."""
-    tree = drawn((0, "a", END, 0.5), (0, "", Finish.EMPTY, None))
+    tree = tree_of((0, "a", END, 0.5), (0, "", Finish.EMPTY, None))
     assert policy(4, 2).plan(tree) == Round({ROOT: 2})
-    over = drawn(
+    over = tree_of(
         (0, "a", END, 0.5), (0, "", Finish.EMPTY, None), (0, "x", END, 0.1), (0, "y", END, 0.1)
     )
     assert policy(4, 2).plan(over) is None
@@ -124,7 +124,7 @@ def test_a_dead_chain_takes_its_place_along() -> None:
 )
 def test_agreement_by_hand(answers: str, agreement: float, agreed: bool) -> None:
     """The share of all chains that have one answer."""
-    tree = drawn(*((0, answer, END, 0.5) for answer in answers))
+    tree = tree_of(*((0, answer, END, 0.5) for answer in answers))
     classes = {a: [n for n in tree.finished() if n.text == a] for a in set(answers) - {"-"}}
     adaptive = policy(8, len(answers), agreement)
     assert (adaptive.plan_knowing(tree, classes) is None) == agreed
@@ -150,7 +150,7 @@ async def test_answers_that_are_spelled_differently_agree() -> None:
     halves = ScriptedEngine(lambda b: f"The answer is {('0.5', '1/2')[b.child % 2]}.")
     spec = SearchSpec(policy="adaptive", width=16, seed=1)
     apart = await grow(halves, spec)
-    alike = await grow(halves, spec, same_answer=lambda first, other: True)
+    alike = await grow(halves, spec, same_answer=lambda first, second: True)
     assert (len(apart.tree.finished()), len(alike.tree.finished())) == (16, 4)
 
 
@@ -192,10 +192,10 @@ async def test_whatever_is_said_the_width_holds_and_the_dead_stay_dead(
     tree = outcome.tree
     assert len(tree.finished()) <= dials["width"]
     assert max(widths(events).values()) <= dials["width"]
-    made = Adaptive.from_spec(outcome.spec)
-    assert not tree.above(frontier_of(made, tree)) & dead_stay_dead(engine, tree)
-    again = from_json(to_json(tree))
-    assert made.plan(again) == made.plan(tree)
+    adaptive = Adaptive.from_spec(outcome.spec)
+    assert not tree.above(frontier_of(adaptive, tree)) & dead_stay_dead(engine, tree)
+    reloaded = from_json(to_json(tree))
+    assert adaptive.plan(reloaded) == adaptive.plan(tree)
     if not any(node.finish.dies_at_birth for node in tree.nodes):
         agreed = len(outcome.answers) == 1
         assert agreed or len(tree.finished()) == dials["width"]

@@ -36,10 +36,10 @@ async def test_the_policy_of_the_guide_keeps_one_leaf_and_its_width(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     guide = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text()
-    (shown,) = re.findall(r"```python\n(.*?)```", guide, flags=re.DOTALL)
+    (code,) = re.findall(r"```python\n(.*?)```", guide, flags=re.DOTALL)
     greedy: Any = ModuleType("greedy")
     monkeypatch.setitem(sys.modules, "greedy", greedy)
-    exec(IMPORTS + shown, vars(greedy))
+    exec(IMPORTS + code, vars(greedy))
     outcome = await search(
         Problem(encode("Q: "), "Q"),
         SearchSpec(width=6, seed=1),
@@ -52,8 +52,8 @@ async def test_the_policy_of_the_guide_keeps_one_leaf_and_its_width(
     tree = outcome.tree
     assert len(tree.finished()) == 6
     for depth in range(1, max(node.depth for node in tree.nodes)):
-        grown = [node for node in tree.nodes if node.depth == depth and node.children]
-        assert len(grown) == 1
-        kept = (-(grown[0].reward or 0.0), grown[0].id)
+        parents = [node for node in tree.nodes if node.depth == depth and node.children]
+        assert len(parents) == 1
+        best = (-(parents[0].reward or 0.0), parents[0].id)
         rivals = [n for n in tree.nodes if n.depth == depth and n.state is NodeState.PRUNED]
-        assert all(kept < (-(n.reward or 0.0), n.id) for n in rivals)
+        assert all(best < (-(n.reward or 0.0), n.id) for n in rivals)

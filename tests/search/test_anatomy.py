@@ -16,7 +16,7 @@ from search.anatomy import (
     step_labels,
 )
 from search.tree import Finish, Tree
-from tests.search.trees import END, STEP, drawn, row
+from tests.search.trees import END, STEP, row, tree_of
 
 
 def two_lineages() -> Tree:
@@ -25,7 +25,7 @@ def two_lineages() -> Tree:
     Nodes 1 and 2 say ``a``, 3 says nothing, 4 ends with ``z``; below 1 ``b`` (5), below 2 ``b`` (6,
     a twin of 5) and ``c`` (7); below 6 the end ``y`` (8), below 7 ``y`` (9), another path's.
     """
-    return drawn(
+    return tree_of(
         (0, "a", STEP, 0.8),
         (0, "a", STEP, 0.8),
         (0, "_", Finish.EMPTY, None),
@@ -42,12 +42,12 @@ def test_lineages_worked_by_hand() -> None:
     """``a`` and ``z`` live at depth 1, and to the end: one has a step there, the other finished."""
     assert lineages_by_depth(two_lineages()) == [2, 2, 2]
     assert lineages_by_depth(row(0.1, 0.2, 0.3)) == [3]
-    assert lineages_by_depth(drawn()) == []
+    assert lineages_by_depth(tree_of()) == []
 
 
 def test_a_lineage_dies_where_nothing_of_it_was_drawn_further() -> None:
     """Three first steps; the second has children, all looping: it ends at depth 1."""
-    tree = drawn(
+    tree = tree_of(
         (0, "a", STEP, 0.8),
         (0, "b", STEP, 0.8),
         (0, "c", STEP, 0.1),
@@ -63,7 +63,7 @@ def test_twins_count_once() -> None:
     assert distinct_replies(tree) == 3
     assert tree.generated_tokens == 10
     assert distinct_tokens(tree) == 8
-    assert distinct_replies(drawn((0, "z", END, 0.3), (0, "z", END, 0.3))) == 1
+    assert distinct_replies(tree_of((0, "z", END, 0.3), (0, "z", END, 0.3))) == 1
 
 
 def test_labels_and_judged_steps_worked_by_hand() -> None:

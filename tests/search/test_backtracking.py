@@ -69,8 +69,8 @@ async def test_no_bound_is_ever_exceeded(
         assert [tree[c].child for c in node.children] == list(range(len(node.children)))
         if policy == "best_first" and node.id != ROOT:
             assert expansions(node, branch) <= 1
-    spent = expansions_below(tree, branch)[ROOT] == dials["expansions"]
-    if outcome.stop_reason is StopReason.WIDTH_SPENT and not spent:
+    exhausted = expansions_below(tree, branch)[ROOT] == dials["expansions"]
+    if outcome.stop_reason is StopReason.WIDTH_SPENT and not exhausted:
         assert len(tree.finished()) == dials["width"]
 
 
@@ -97,22 +97,22 @@ async def test_same_tree_same_plan(
 ) -> None:
     """A policy has no memory: a tree read from a file is planned on as the one that was grown."""
     outcome, _ = await run(engine, policy=policy, **dials)
-    spec, again = outcome.spec, from_json(to_json(outcome.tree))
+    spec, reloaded = outcome.spec, from_json(to_json(outcome.tree))
     plan = POLICIES[spec.policy](spec).plan(outcome.tree)
-    assert POLICIES[spec.policy](spec).plan(again) == plan
+    assert POLICIES[spec.policy](spec).plan(reloaded) == plan
 
 
 @BOTH
 async def test_it_goes_back(policy: str) -> None:
     """Some round grows a node that was open, and passed over, for at least two rounds."""
     outcome, events = await run(ScriptedEngine(), policy=policy, width=40, enough_answers=40)
-    born, waited = {ROOT: 0}, []
+    born, waits = {ROOT: 0}, []
     for event in events:
         if isinstance(event, Selected):
-            waited.append(event.round - born[event.node])
+            waits.append(event.round - born[event.node])
         elif isinstance(event, Expanded):
             born[event.node] = event.round
-    assert max(waited) > 2
+    assert max(waits) > 2
     assert outcome.answer is not None
 
 
@@ -128,11 +128,13 @@ async def test_nothing_finished_is_said_so(policy: str) -> None:
 @BOTH
 async def test_a_full_width_has_the_reasons_of_any_search(policy: str) -> None:
     """All ended by themselves, or some were cut at the depth."""
-    ended, _ = await run(ScriptedEngine(say=lambda _: "The answer is 1."), policy=policy, width=3)
-    assert ended.stop_reason is StopReason.ANSWERED
+    answered, _ = await run(
+        ScriptedEngine(say=lambda _: "The answer is 1."), policy=policy, width=3
+    )
+    assert answered.stop_reason is StopReason.ANSWERED
     endless = ScriptedEngine(say=lambda b: f"s{len(b.tokens)}\n\n")
-    cut, _ = await run(endless, policy=policy, width=3, max_depth=3)
-    assert cut.stop_reason is StopReason.DEPTH
+    limited, _ = await run(endless, policy=policy, width=3, max_depth=3)
+    assert limited.stop_reason is StopReason.DEPTH
 
 
 @BOTH

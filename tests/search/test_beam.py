@@ -7,7 +7,7 @@ import pytest
 from search.policies.beam import Beam
 from search.policies.policy import Round
 from search.spec import SearchSpec
-from tests.search.trees import END, STEP, drawn, row
+from tests.search.trees import END, STEP, row, tree_of
 
 
 @pytest.mark.parametrize(
@@ -44,19 +44,19 @@ def test_ties_go_to_the_lower_id() -> None:
 
 def test_equal_leaves_are_one_beam() -> None:
     """Three leaves say ``a`` with reward .9: without the filter they are all three beams."""
-    tree = drawn(*[(0, "a", STEP, 0.9)] * 3, (0, "b", STEP, 0.6), (0, "c", STEP, 0.2))
+    tree = tree_of(*[(0, "a", STEP, 0.9)] * 3, (0, "b", STEP, 0.6), (0, "c", STEP, 0.2))
     assert Beam(6, 3).plan(tree) == Round({1: 2, 4: 2, 5: 2}, (2, 3))
     assert Beam(6, 3, filter_duplicates=False).plan(tree) == Round({1: 2, 2: 2, 3: 2}, (4, 5))
 
 
 def test_fewer_distinct_leaves_than_beams_share_the_width() -> None:
     """Two distinct ones for three beams: half each."""
-    tree = drawn(*[(0, "a", STEP, 0.9)] * 3, (0, "b", STEP, 0.6))
+    tree = tree_of(*[(0, "a", STEP, 0.9)] * 3, (0, "b", STEP, 0.6))
     assert Beam(6, 3).plan(tree) == Round({1: 3, 4: 3}, (2, 3))
 
 
 def test_width_shrinks_by_finished_trajectories() -> None:
     """Three of width 4 have finished: only one of the open two goes on, although two beams may."""
     ends = [(0, "x", END, 0.1)] * 3
-    tree = drawn(*ends, (0, "a", STEP, 0.3), (0, "b", STEP, 0.6))
+    tree = tree_of(*ends, (0, "a", STEP, 0.3), (0, "b", STEP, 0.6))
     assert Beam(4, 2).plan(tree) == Round({5: 1}, (4,))

@@ -12,7 +12,7 @@ from search.policies.policy import Round
 from search.policies.visit_counts import VisitCounts
 from search.spec import SearchSpec, StopReason
 from search.tree import Finish, NodeState, Tree
-from tests.search.trees import END, LIMIT, STEP, drawn, row
+from tests.search.trees import END, LIMIT, STEP, row, tree_of
 
 C = 1 / sqrt(2)
 ONE = BestFirst(64, parallel=1)
@@ -41,8 +41,8 @@ def test_the_dials_come_from_the_spec() -> None:
 
 def test_it_begins_at_the_root() -> None:
     """One node, ``branch`` children, or the width if that is less."""
-    assert BestFirst(64).plan(drawn()) == Round({0: 3})
-    assert BestFirst(2).plan(drawn()) == Round({0: 2})
+    assert BestFirst(64).plan(tree_of()) == Round({0: 3})
+    assert BestFirst(2).plan(tree_of()) == Round({0: 2})
 
 
 def test_the_path_goes_on_and_the_rest_of_the_round_explores() -> None:
@@ -85,7 +85,9 @@ def test_an_exploited_path_stops_early() -> None:
 
     At a share of 0.5 (0.45) the path goes on.
     """
-    tree = drawn((0, "a", STEP, 0.9), (0, "b", STEP, 0.6), (1, "c", STEP, 0.5), (1, "d", STEP, 0.2))
+    tree = tree_of(
+        (0, "a", STEP, 0.9), (0, "b", STEP, 0.6), (1, "c", STEP, 0.5), (1, "d", STEP, 0.2)
+    )
     assert ONE.plan(tree) == Round({2: 3})
     assert replace(ONE, early_stop=0.5, deep_seek=9.0).plan(tree) == Round({3: 3})
 
@@ -95,7 +97,7 @@ def test_an_explored_path_is_taken_deep() -> None:
 
     At a share of 0.9 (0.675) it is not taken; the open leaf with the highest reward is 3 then.
     """
-    tree = drawn(
+    tree = tree_of(
         (0, "a", STEP, 0.9),
         (0, "b", STEP, 0.6),
         (1, "c", STEP, 0.65),
@@ -113,7 +115,7 @@ def test_backtracking_prefers_where_answers_were_found() -> None:
     So 3 (0.4, below the root) is worth c * sqrt(5) * 0.4 / 2 = 0.316 and 4 (0.6, below 2) no more
     than c * sqrt(2) * 0.6 / 2 = 0.3. Without looking back, 4 would come first.
     """
-    tree = drawn(
+    tree = tree_of(
         (0, "a", STEP, 0.9),
         (0, "b", STEP, 0.9),
         (0, "c", STEP, 0.4),
@@ -129,14 +131,16 @@ def test_backtracking_prefers_where_answers_were_found() -> None:
 
 def test_what_was_said_before_comes_last() -> None:
     """2 says what 1 says: though worth more than 3 it waits until no new leaf is left."""
-    tree = drawn((0, "a", STEP, 0.9), (0, "a", STEP, 0.9), (0, "b", STEP, 0.1))
+    tree = tree_of((0, "a", STEP, 0.9), (0, "a", STEP, 0.9), (0, "b", STEP, 0.1))
     assert BestFirst(64, parallel=2).plan(tree) == Round({1: 3, 3: 3})
     assert BestFirst(64, parallel=3).plan(tree) == Round({1: 3, 2: 3, 3: 3})
 
 
 def test_an_old_leaf_beats_nobody() -> None:
     """One answer is enough, and the only better open leaf says what a grown one has said."""
-    tree = drawn((0, "a", STEP, 0.9), (0, "a", STEP, 0.9), (0, "b", END, 0.8), (1, "c", STEP, 0.1))
+    tree = tree_of(
+        (0, "a", STEP, 0.9), (0, "a", STEP, 0.9), (0, "b", END, 0.8), (1, "c", STEP, 0.1)
+    )
     assert BestFirst(64, enough=1).stopped(tree) is StopReason.ANSWERED
 
 
@@ -147,28 +151,28 @@ def test_enough_answers_that_nothing_open_beats() -> None:
     """
     policy = BestFirst(64, enough=2)
     two = ((0, "a", END, 0.7), (0, "b", END, 0.9))
-    done = drawn(*two, (0, "c", STEP, 0.9))
-    assert policy.plan(done) is None
-    assert policy.stopped(done) is StopReason.ANSWERED
-    assert policy.plan(drawn(*two, (0, "c", STEP, 0.91))) == Round({3: 3})
-    assert policy.plan(drawn(two[0], (0, "b", LIMIT, 0.9), (0, "c", STEP, 0.5))) == Round({3: 3})
+    tree = tree_of(*two, (0, "c", STEP, 0.9))
+    assert policy.plan(tree) is None
+    assert policy.stopped(tree) is StopReason.ANSWERED
+    assert policy.plan(tree_of(*two, (0, "c", STEP, 0.91))) == Round({3: 3})
+    assert policy.plan(tree_of(two[0], (0, "b", LIMIT, 0.9), (0, "c", STEP, 0.5))) == Round({3: 3})
 
 
 def test_a_reward_of_zero_is_a_reward() -> None:
     """An open leaf of 0 is no reason to go on, and an answer of 0 none to stop; after a step of 0
     the mean is 0, which any path reaches."""
     policy = BestFirst(64, enough=1)
-    assert policy.plan(drawn((0, "a", END, 0.5), (0, "b", STEP, 0.0))) is None
-    assert policy.plan(drawn((0, "a", END, 0.0), (0, "b", STEP, 0.1))) == Round({2: 3})
+    assert policy.plan(tree_of((0, "a", END, 0.5), (0, "b", STEP, 0.0))) is None
+    assert policy.plan(tree_of((0, "a", END, 0.0), (0, "b", STEP, 0.1))) == Round({2: 3})
     assert policy.score(visits_of(row(0.0)), row(0.0)[1]) == 0.0
-    assert ONE.plan(drawn((0, "a", STEP, 0.0), (0, "b", STEP, 0.5), (1, "c", STEP, 0.1))) == Round(
-        {3: 3}
-    )
+    assert ONE.plan(
+        tree_of((0, "a", STEP, 0.0), (0, "b", STEP, 0.5), (1, "c", STEP, 0.1))
+    ) == Round({3: 3})
 
 
 def test_expansions_are_a_budget() -> None:
     """Two of three are spent: one leaf more, then nothing, whatever is open."""
-    tree = drawn((0, "a", STEP, 0.9), (0, "b", STEP, 0.8), (1, "c", STEP, 0.9))
+    tree = tree_of((0, "a", STEP, 0.9), (0, "b", STEP, 0.8), (1, "c", STEP, 0.9))
     assert BestFirst(64, 2, expansions=3).plan(tree) == Round({3: 2})
     policy = BestFirst(64, 2, expansions=2)
     assert policy.plan(tree) is None
@@ -177,7 +181,7 @@ def test_expansions_are_a_budget() -> None:
 
 def test_the_width_is_never_exceeded() -> None:
     """One is left: the best leaf gets one child. None is left: nothing, for no other reason."""
-    tree = drawn((0, "a", END, 0.1), (0, "b", STEP, 0.8), (0, "c", STEP, 0.9))
+    tree = tree_of((0, "a", END, 0.1), (0, "b", STEP, 0.8), (0, "c", STEP, 0.9))
     assert BestFirst(2).plan(tree) == Round({3: 1})
     assert BestFirst(1).plan(tree) is None
     assert BestFirst(1).stopped(tree) is None
@@ -186,7 +190,7 @@ def test_the_width_is_never_exceeded() -> None:
 
 def test_without_an_open_leaf_the_root_grows_again() -> None:
     """All three first steps have ended or died: three more."""
-    tree = drawn((0, "a", END, 0.9), (0, "", Finish.EMPTY, None), (0, "c", END, 0.2))
+    tree = tree_of((0, "a", END, 0.9), (0, "", Finish.EMPTY, None), (0, "c", END, 0.2))
     policy = BestFirst(64)
     assert [node.id for node in policy.frontier(tree)] == [0]
     assert policy.plan(tree) == Round({0: 3})

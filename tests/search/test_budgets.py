@@ -26,8 +26,8 @@ def chain(steps: int) -> ScriptedEngine:
     """Every branch says ``steps`` steps of four tokens, then the answer."""
 
     def say(branch: Branch) -> str:
-        done = (len(branch.tokens) - 1) // 4
-        return "The answer is 1." if done == steps else f"s{done}\n\n"
+        count = (len(branch.tokens) - 1) // 4
+        return "The answer is 1." if count == steps else f"s{count}\n\n"
 
     return ScriptedEngine(say=say)
 
@@ -153,9 +153,9 @@ async def test_max_tokens_met_exactly_stops_before_another_round() -> None:
 async def test_a_budget_that_the_last_round_fills_is_not_the_reason() -> None:
     """Whichever is met first: the answer is complete when the last token is spent."""
     free = await run(chain(1), width=2)
-    spent = await run(chain(1), width=2, max_tokens=free.tree.generated_tokens)
-    assert spent.stop_reason is StopReason.ANSWERED
-    assert spent.digest == free.digest
+    bounded = await run(chain(1), width=2, max_tokens=free.tree.generated_tokens)
+    assert bounded.stop_reason is StopReason.ANSWERED
+    assert bounded.digest == free.digest
 
 
 async def test_finished_trajectories_vote_when_a_budget_ends_the_search() -> None:
@@ -198,10 +198,10 @@ async def test_no_budget_is_ever_exceeded(
     """
     dials = {"seed": seed, "policy": policy, "width": width, "trajectory_tokens": length}
     free = await run(ScriptedEngine(), max_step_tokens=step, **dials)
-    bound = await run(ScriptedEngine(), max_step_tokens=step, max_tokens=budget, **dials)
-    assert bound.tree.generated_tokens <= budget
+    bounded = await run(ScriptedEngine(), max_step_tokens=step, max_tokens=budget, **dials)
+    assert bounded.tree.generated_tokens <= budget
     assert all(len(n.tokens) <= step for n in free.tree.nodes)
     assert all(path_length(free.tree, n.id) <= length for n in free.tree.nodes)
-    ours = [(n.parent, n.tokens, n.reward) for n in bound.tree.nodes]
+    ours = [(n.parent, n.tokens, n.reward) for n in bounded.tree.nodes]
     assert ours == [(n.parent, n.tokens, n.reward) for n in free.tree.nodes][: len(ours)]
-    assert (bound.stop_reason is StopReason.MAX_TOKENS) == (len(ours) < len(free.tree))
+    assert (bounded.stop_reason is StopReason.MAX_TOKENS) == (len(ours) < len(free.tree))

@@ -59,11 +59,11 @@ def test_a_vector_of_zeros_is_unlike_all_others() -> None:
 @settings(max_examples=60)
 @given(vectors, st.floats(0, 2), st.integers(0, 2**32))
 def test_order_and_length_change_no_cluster(
-    found: list[tuple[float, float, float]], threshold: float, seed: int
+    raw_vectors: list[tuple[float, float, float]], threshold: float, seed: int
 ) -> None:
     """At threshold 2 all are one; longer vectors are the same points; the same call, the same."""
-    points = rounded(found)
-    assert rounded([tuple(4.0 * x for x in vector) for vector in found]) == points
+    points = rounded(raw_vectors)
+    assert rounded([tuple(4.0 * x for x in vector) for vector in raw_vectors]) == points
     labels = cluster(points, threshold)
     assert labels == cluster(points, threshold)
     assert sorted(set(labels)) == list(range(max(labels) + 1))
@@ -88,14 +88,14 @@ def test_entries_are_whole_numbers_of_ten_thousandths() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given_", "message"),
+    ("entries", "message"),
     [
         ([(1.0,), (1.0, 2.0)], r"of \[1, 2\] numbers"),
         ([(float("nan"), 1.0)], "not finite"),
         ([(float("inf"), 1.0)], "not finite"),
     ],
 )
-def test_unfit_vectors_are_refused(given_: list[tuple[float, ...]], message: str) -> None:
+def test_unfit_vectors_are_refused(entries: list[tuple[float, ...]], message: str) -> None:
     """One size, finite numbers."""
     with pytest.raises(ValueError, match=message):
-        rounded(given_)
+        rounded(entries)

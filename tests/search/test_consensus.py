@@ -19,7 +19,7 @@ from search.stop import consensus_met, posterior
 from search.tree import Tree
 from search.vote import VOTE_SCORES, AnswerClasses
 from tests.search.scripted_engine import ScriptedEngine, decode, dice, grow
-from tests.search.trees import END, STEP, Line, drawn
+from tests.search.trees import END, STEP, Line, tree_of
 
 
 def met(
@@ -37,7 +37,7 @@ def ends(*pairs: tuple[str, float]) -> list[Line]:
 
 def votes(answers: str) -> Tree:
     """Trajectories with these answers, each of reward 1."""
-    return drawn(*ends(*((answer, 1.0) for answer in answers)))
+    return tree_of(*ends(*((answer, 1.0) for answer in answers)))
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_certain_under_weighted_majority(
     pairs: list[tuple[str, float]], width: int, settled: bool
 ) -> None:
     """A trajectory still out weighs at most 1; ties go to more members, then the lowest id."""
-    assert met(drawn(*ends(*pairs)), "weighted_majority", "certain", width=width) is settled
+    assert met(tree_of(*ends(*pairs)), "weighted_majority", "certain", width=width) is settled
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_certain_under_weighted_majority(
 )
 def test_certain_under_best_last(pairs: list[tuple[str, float]], settled: bool) -> None:
     """The last reward of a trajectory still out can be 1, whatever came before."""
-    assert met(drawn(*ends(*pairs)), "best_last", "certain", width=len(pairs) + 1) is settled
+    assert met(tree_of(*ends(*pairs)), "best_last", "certain", width=len(pairs) + 1) is settled
 
 
 @pytest.mark.parametrize(
@@ -110,20 +110,20 @@ def test_paths_that_look_at_every_step_bound_what_is_out(
     vote: VoteName, reward: float, settled: bool
 ) -> None:
     """The open leaf, node 3, has .5 and .8 on its path; at most two steps of reward 1 follow."""
-    tree = drawn((0, "s", STEP, 0.5), (0, "a", END, reward), (1, "t", STEP, 0.8))
+    tree = tree_of((0, "s", STEP, 0.5), (0, "a", END, reward), (1, "t", STEP, 0.8))
     assert met(tree, vote, "certain", (3,), width=2, max_depth=4) is settled
 
 
 def test_a_step_without_a_reward_is_named() -> None:
     """With the vote that needs it, as when the vote is held."""
-    tree = drawn((0, "a", END, 0.6), (0, "s", STEP, None))
+    tree = tree_of((0, "a", END, 0.6), (0, "s", STEP, None))
     with pytest.raises(RewardMissing, match="node 2 has no reward; vote best_min needs one"):
         met(tree, "best_min", "certain", (2,), width=2)
 
 
 def test_what_will_not_grow_is_out_of_the_race() -> None:
     """Leaf 2 could still reach .9, unless it is given up; leaf 3 cannot pass .4."""
-    tree = drawn((0, "a", END, 0.6), (0, "s", STEP, 0.9), (0, "t", STEP, 0.4))
+    tree = tree_of((0, "a", END, 0.6), (0, "s", STEP, 0.9), (0, "t", STEP, 0.4))
     assert met(tree, "best_min", "certain", (3,), width=2) is True
     assert met(tree, "best_min", "certain", (2, 3), width=2) is False
 
@@ -134,7 +134,7 @@ async def test_what_the_plan_prunes_is_given_up() -> None:
     Of width 5 one child ended, two died; then ``b`` has three children and ``a`` one, of which two
     ended; the two places left go to ``t``, whose last reward is the best, and whose minimum is .1.
     """
-    said = {
+    replies = {
         "Q": ["The answer is 1.", "a\n\n", "b\n\n", "\n\n", "\n\n"],
         "Qa\n\n": ["t\n\n"],
         "Qb\n\n": ["u\n\n", "The answer is 2.", "The answer is 2."],
@@ -142,7 +142,7 @@ async def test_what_the_plan_prunes_is_given_up() -> None:
     rewards = {"The answer is 1.": 0.4, "The answer is 2.": 0.2, "a": 0.1, "b": 0.9}
     rewards |= {"t": 0.95, "u": 0.5}
     engine = ScriptedEngine(
-        lambda branch: said[decode(branch.tokens)][branch.child],
+        lambda branch: replies[decode(branch.tokens)][branch.child],
         lambda texts: rewards[texts[-1].strip()],
     )
     spec = SearchSpec(
@@ -187,7 +187,7 @@ def test_a_threshold_compares_the_two_leading_classes(
 
 def test_a_leader_by_weight_that_is_outnumbered_is_not_settled() -> None:
     """One strong a leads three weak b: of that the counts are no evidence."""
-    tree = drawn(*ends(("a", 0.9), ("b", 0.1), ("b", 0.1), ("b", 0.1)))
+    tree = tree_of(*ends(("a", 0.9), ("b", 0.1), ("b", 0.1), ("b", 0.1)))
     assert met(tree, "weighted_majority", 0.55, width=40) is False
 
 
@@ -202,7 +202,7 @@ def test_other_values_are_refused(value: object) -> None:
 def test_certain_by_confidence(sure: float, settled: bool) -> None:
     """Two of ``a`` are in, one is out, which may be as sure as can be: 1.8 or
     1.2 to the 1.3 that ``b`` may come to."""
-    tree = drawn(
+    tree = tree_of(
         *((0, answer, END, None) for answer in "aab"),
         logprobs=(log(sure), log(sure), log(0.3)),
     )

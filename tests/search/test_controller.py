@@ -91,8 +91,8 @@ async def test_branches_carry_prefix_seed_and_order() -> None:
         (0, i, PROBLEM.prompt) for i in range(3)
     ]
     assert [b.seed for b in first] == [node_seed(7, "step", (i,)) for i in range(3)]
-    asked = [(1, 0, "a\n\n"), (2, 0, "b\n\n"), (2, 1, "b\n\n")]
-    assert [(b.parent, b.child, reply(b)) for b in second] == asked
+    expected = [(1, 0, "a\n\n"), (2, 0, "b\n\n"), (2, 1, "b\n\n")]
+    assert [(b.parent, b.child, reply(b)) for b in second] == expected
     assert [b.seed for b in second] == [node_seed(7, "step", p) for p in ((0, 0), (1, 0), (1, 1))]
 
 
@@ -186,10 +186,10 @@ async def test_same_seed_same_tree_whatever_the_order(
     """The engine may work off branches in any order: digest, votes and counts are the same."""
     shuffled = ScriptedEngine(finish_order=lambda n: sorted(range(n), key=lambda i: dice(order, i)))
     plain = await run(ScriptedEngine(), policy=policy, width=9, seed=seed)
-    other = await run(shuffled, policy=policy, width=9, seed=seed)
-    assert plain.digest == other.digest
-    assert plain.answers == other.answers
-    assert plain.stats.kv_tokens_total == other.stats.kv_tokens_total
+    reordered = await run(shuffled, policy=policy, width=9, seed=seed)
+    assert plain.digest == reordered.digest
+    assert plain.answers == reordered.answers
+    assert plain.stats.kv_tokens_total == reordered.stats.kv_tokens_total
 
 
 async def test_another_seed_another_tree() -> None:
@@ -214,7 +214,7 @@ async def test_equal_paths_are_scored_once() -> None:
     lines = ["a\n\n", "b\n\n", "a\n\n", "a\n\n", "b\n\n", "a\n\n", "b\n\n", "a\n\n"]
     engine = ScriptedEngine(say=lambda b: "end" if reply(b) else lines[b.child])
     outcome = await run(engine, policy="beam", width=8, beam_width=8)
-    assert [[t.texts for t in asked] for asked in engine.scored] == [
+    assert [[t.texts for t in call] for call in engine.scored] == [
         [("a\n\n",), ("b\n\n",)],
         [("a\n\n", "end"), ("b\n\n", "end")],
     ]
@@ -225,7 +225,7 @@ async def test_equal_paths_are_scored_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dials", "asked"),
+    ("dials", "expected"),
     [
         ({"policy": "self_consistency"}, []),
         ({"policy": "best_of_n"}, [("s\n\n", "end")]),
@@ -235,12 +235,12 @@ async def test_equal_paths_are_scored_once() -> None:
     ],
 )
 async def test_only_what_policy_or_vote_needs_is_scored(
-    dials: dict[str, object], asked: list[tuple[str, ...]]
+    dials: dict[str, object], expected: list[tuple[str, ...]]
 ) -> None:
     """No reward is computed that nobody reads; a vote over steps has every step scored."""
     engine = ScriptedEngine(say=lambda b: "end" if reply(b) else "s\n\n")
     await run(engine, width=2, **dials)
-    assert [t.texts for call in engine.scored for t in call] == asked
+    assert [t.texts for call in engine.scored for t in call] == expected
 
 
 async def test_an_empty_step_is_pruned_and_its_width_returns() -> None:
@@ -296,8 +296,8 @@ async def test_hints_name_values_the_active_and_the_dead() -> None:
     rewards = {"a\n\n": 0.1, "b\n\n": 0.5, "c\n\n": 0.5}
     engine.score_of = lambda texts: rewards.get(texts[-1], 0.7)
     await run(engine, policy="beam", width=3, beam_width=2)
-    told = [(dict(h.values), h.active, h.dead) for h in engine.hints]
-    assert told == [
+    hints = [(dict(h.values), h.active, h.dead) for h in engine.hints]
+    assert hints == [
         ({}, (0,), ()),
         ({1: 0.1, 2: 0.5, 3: 0.5}, (2, 3), (1,)),
         ({4: 0.7, 5: 0.7, 6: 0.7}, (6,), (2, 4, 5)),  # 5 says what 4 says: one score
@@ -320,12 +320,12 @@ def test_a_delimiter_must_be_given() -> None:
 async def test_comparing_answers_does_not_hold_up_the_loop(consensus: str | None) -> None:
     """A comparison that waits for the event loop's next turn gets it: it runs beside the loop."""
     turned = threading.Event()
-    waited: list[bool] = []
+    turns: list[bool] = []
 
-    def same(first: str, other: str) -> bool:
+    def same(first: str, second: str) -> bool:
         asyncio.run_coroutine_threadsafe(turn(), loop)
-        waited.append(turned.wait(60))
-        return first == other
+        turns.append(turned.wait(60))
+        return first == second
 
     async def turn() -> None:
         turned.set()
@@ -341,8 +341,8 @@ async def test_comparing_answers_does_not_hold_up_the_loop(consensus: str | None
         clock=lambda: 0.0,
     )
     assert len(outcome.answers) > 1
-    assert all(waited)
-    assert waited
+    assert all(turns)
+    assert turns
 
 
 @pytest.mark.parametrize("policy", ["beam", "mcts"])
@@ -350,15 +350,15 @@ async def test_what_is_said_of_a_child_ahead_is_what_the_round_asks(policy: Poli
     """Seed and limit of every child follow from its parent's branch; at the last depth none."""
     engine = ScriptedEngine()
     outcome = await run(engine, policy=policy, width=9, max_depth=4, trajectory_tokens=60)
-    branches = {branch.node: branch for asked in engine.expanded for branch in asked}
+    branches = {branch.node: branch for call in engine.expanded for branch in call}
     children = [b for b in branches.values() if b.parent in branches and b.parent < b.node]
     assert children
     for branch in children:
         above = branches[branch.parent].ahead
         assert above is not None
         assert above.child_seed(branch.child) == branch.seed
-        drawn = len(outcome.tree[branch.parent].tokens)
-        assert branch.limit == min(256, above.room - drawn)
+        length = len(outcome.tree[branch.parent].tokens)
+        assert branch.limit == min(256, above.room - length)
     for branch in branches.values():
         node = outcome.tree[branch.node]
         assert (branch.ahead is None) == (node.depth == 4)
@@ -379,11 +379,11 @@ async def test_what_is_said_of_a_child_ahead_is_what_the_round_asks(policy: Poli
 )
 async def test_an_engine_hears_which_steps_will_follow(spec: dict[str, object], steps: int) -> None:
     """Where no reward decides and nothing may cut the search short: to the greatest depth."""
-    asked: list[Branch] = []
+    branches: list[Branch] = []
 
     def say(branch: Branch) -> str:
-        asked.append(branch)
+        branches.append(branch)
         return "The answer is 2."
 
     await run(ScriptedEngine(say=say), width=2, max_depth=4, **spec)
-    assert {branch.ahead and branch.ahead.steps for branch in asked} == {steps}
+    assert {branch.ahead and branch.ahead.steps for branch in branches} == {steps}

@@ -24,13 +24,13 @@ def test_a_counter_is_one_declaration() -> None:
     assert asdict(both)["merged_tokens"] == 7
     series = EngineSeries(MoreCounters)
     series.note_usage("sprig", Usage(totals=both))
-    found = {family.name: family for family in series.collect()}
+    families = {family.name: family for family in series.collect()}
     for name, kind, value in (
         ("hedgerow_merged_tokens", "counter", 7),
         ("hedgerow_longest_prefix", "gauge", 9),
     ):
-        assert found[name].type == kind
-        [sample] = found[name].samples
+        assert families[name].type == kind
+        [sample] = families[name].samples
         assert (sample.labels, sample.value) == ({"served": "sprig"}, value)
 
 
@@ -41,12 +41,12 @@ def test_counters_of_searches_add_up() -> None:
     total = combined(Counters, several)
     assert total == Counters(prm_tokens=15, flops=1.5, kv_tokens_peak=7)
     assert total - several[1] == Counters(prm_tokens=8, flops=1.0, kv_tokens_peak=7)
-    whole = {name for name, value in asdict(total).items() if isinstance(value, int)}
-    assert asdict(total).keys() - whole == {"flops", "held_back_seconds"}
+    integers = {name for name, value in asdict(total).items() if isinstance(value, int)}
+    assert asdict(total).keys() - integers == {"flops", "held_back_seconds"}
 
 
 def test_an_engine_counts_what_its_searches_do() -> None:
     """All of a search's counters, and its own beside them; each has a sentence."""
     totals = EngineCounters.of(Counters(decoded_tokens=4), evictions=2, decoded_tokens=5)
     assert totals == EngineCounters(decoded_tokens=5, evictions=2)
-    assert all(one.metadata["help"].endswith(".") for one in fields(EngineCounters))
+    assert all(field.metadata["help"].endswith(".") for field in fields(EngineCounters))

@@ -12,9 +12,9 @@ def deadline(now: float, at: float | None) -> Deadline:
     return Deadline(lambda: now, at)
 
 
-def same(first: str, other: str) -> bool:
+def same(first: str, second: str) -> bool:
     """Whether two answers are equal but for their case."""
-    return first.lower() == other.lower()
+    return first.lower() == second.lower()
 
 
 def test_seconds_left_to_a_deadline() -> None:

@@ -10,15 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from search.tree import NodeState, Tree, combined_digest, round_reward, tree_digest
-from tests.search.test_width import rough, watched
-from tests.search.trees import END, STEP, drawn, row
+from tests.search.test_width import rough, watch
+from tests.search.trees import END, STEP, row, tree_of
 
 DIGEST_OF_THE_EXAMPLE = "e74c139a0b0fadd1b6e2999223fe22395b876b0e099ff643ad403f29af944e5b"
 
 
 def example() -> Tree:
     """Two steps below the root, and the end of one of them."""
-    return drawn((0, "a", STEP, 0.25), (0, "b", STEP, None), (1, "cd", END, 0.5))
+    return tree_of((0, "a", STEP, 0.25), (0, "b", STEP, None), (1, "cd", END, 0.5))
 
 
 def test_the_layout_written_by_hand() -> None:
@@ -36,8 +36,8 @@ def test_the_layout_written_by_hand() -> None:
             u32(3) + u32(1) + b"\1" + u32(5000) + u32(2) + u32(ord("c")) + u32(ord("d")),
         ]
     )
-    answered = layout + b"\1" + u32(2) + "é".encode()
-    assert tree_digest(example(), "é") == hashlib.sha256(answered).hexdigest()
+    with_answer = layout + b"\1" + u32(2) + "é".encode()
+    assert tree_digest(example(), "é") == hashlib.sha256(with_answer).hexdigest()
     assert tree_digest(example(), None) == hashlib.sha256(layout + b"\0" + u32(0)).hexdigest()
 
 
@@ -48,10 +48,10 @@ def test_the_format_does_not_change_unnoticed() -> None:
 
 def test_texts_and_thoughts_are_not_part_of_it() -> None:
     """What is decoded for people, and what does not decide anything, may differ."""
-    other = example()
-    for node in other.nodes:
+    twin = example()
+    for node in twin.nodes:
         node.text, node.logprob, node.entropy, node.embedding = "?", -9.0, 9.0, (1.0,)
-    assert tree_digest(other, "4") == tree_digest(example(), "4")
+    assert tree_digest(twin, "4") == tree_digest(example(), "4")
 
 
 CHANGES = ["id", "parent", "tokens", "token", "reward", "no reward", "state", "prompt", "answer"]
@@ -98,7 +98,7 @@ def changed(tree: Tree, answer: str | None, what: str, which: int) -> tuple[Tree
 async def test_any_change_changes_it(seed: int, what: str, which: int, scored: bool) -> None:
     """One field of one node, the prompt or the answer: another digest."""
     policy = "rebase" if scored else "self_consistency"
-    outcome, _ = await watched(rough(10, 30, 10), policy, 4, seed)
+    outcome, _ = await watch(rough(10, 30, 10), policy, 4, seed)
     tree, answer = changed(outcome.tree, outcome.answer, what, which)
     assert tree_digest(tree, answer) != outcome.digest
     assert tree_digest(outcome.tree, outcome.answer) == outcome.digest
@@ -112,9 +112,9 @@ def test_no_two_rewards_have_one_digest() -> None:
 
 def test_tokens_do_not_slip_between_steps() -> None:
     """``ab`` + ``c`` is not ``a`` + ``bc``."""
-    one = drawn((0, "ab", STEP, None), (1, "c", STEP, None))
-    two = drawn((0, "a", STEP, None), (1, "bc", STEP, None))
-    assert tree_digest(one, None) != tree_digest(two, None)
+    first = tree_of((0, "ab", STEP, None), (1, "c", STEP, None))
+    second = tree_of((0, "a", STEP, None), (1, "bc", STEP, None))
+    assert tree_digest(first, None) != tree_digest(second, None)
 
 
 def test_no_answer_is_not_an_empty_answer() -> None:

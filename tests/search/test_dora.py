@@ -16,14 +16,14 @@ from search.policies.rebase import Rebase
 from search.spec import SearchSpec
 from search.tree import Tree
 from tests.search.scripted_engine import ScriptedEngine, grow
-from tests.search.trees import STEP, drawn, row
+from tests.search.trees import STEP, row, tree_of
 
 EAST, NORTH = (1.0, 0.0), (0.0, 1.0)
 
 
 def level(*leaves: tuple[str, float, tuple[float, ...]]) -> Tree:
     """A first level of steps with rewards and directions."""
-    tree = drawn(*((0, text, STEP, reward) for text, reward, _ in leaves))
+    tree = tree_of(*((0, text, STEP, reward) for text, reward, _ in leaves))
     for node, vector in zip(tree.nodes[1:], rounded([v for _, _, v in leaves]), strict=True):
         node.embedding = vector
     return tree
@@ -84,8 +84,8 @@ def test_where_all_say_the_same_nothing_is_embedded() -> None:
     """Equal tokens need no vectors, and neither does the root."""
     policy = Dora(4, 0.1)
     assert isinstance(policy, EmbeddingPolicy)
-    assert policy.to_embed(drawn()) == []
-    twins = drawn((0, "a", STEP, 0.5), (0, "a", STEP, 0.5))
+    assert policy.to_embed(tree_of()) == []
+    twins = tree_of((0, "a", STEP, 0.5), (0, "a", STEP, 0.5))
     assert policy.to_embed(twins) == []
     assert policy.plan(twins) == Round({1: 2, 2: 2})
     assert len(policy.to_embed(row(0.5, 0.5))) == 2

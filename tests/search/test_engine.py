@@ -12,13 +12,15 @@ from tests.search.scripted_engine import ScriptedEngine
 
 
 @pytest.mark.parametrize(
-    ("exact", "seeded", "said"),
+    ("exact", "seeded", "expected"),
     [(True, True, "exact"), (False, True, "seeded"), (False, False, "no")],
 )
-def test_how_far_a_seed_gives_the_same_tree(exact: bool, seeded: bool, said: Reproducible) -> None:
+def test_how_far_a_seed_gives_the_same_tree(
+    exact: bool, seeded: bool, expected: Reproducible
+) -> None:
     """Bit for bit, up to rounding, or not at all."""
     able = replace(ScriptedEngine().capabilities, exact=exact, seeded=seeded)
-    assert able.reproducible == said
+    assert able.reproducible == expected
 
 
 def test_what_nobody_looked_at_is_told_with_the_next_look() -> None:

@@ -22,20 +22,20 @@ from search.tree import NodeState, Tree
 from tests.search.scripted_engine import ScriptedEngine, dice, grow
 from tests.search.test_faults import Clock
 from tests.search.test_width import rough
-from tests.search.trees import STEP, drawn, row
+from tests.search.trees import STEP, row, tree_of
 
 KV = Ets(16, 0.2, diversity_weight=0.0)
 
 
 def two_stems(*rewards: float) -> Tree:
     """Stem 1 with leaves 3 and 4, stem 2 with leaf 5, rewards in that order."""
-    tree = drawn((0, "a", STEP, 0.5), (0, "b", STEP, 0.5))
+    tree = tree_of((0, "a", STEP, 0.5), (0, "b", STEP, 0.5))
     for parent, text, reward in zip((1, 1, 2), ("c", "d", "e"), rewards, strict=True):
         tree.add(parent, (ord(text),), text, STEP).reward = reward
     return tree
 
 
-def turned(tree: Tree, **vectors: tuple[float, float]) -> Tree:
+def with_embeddings(tree: Tree, **vectors: tuple[float, float]) -> Tree:
     """The tree with these embeddings by text."""
     for node in tree.nodes[1:]:
         node.embedding = vectors.get(node.text)
@@ -53,14 +53,14 @@ def test_a_round_worked_by_hand() -> None:
 
 def test_unlike_steps_are_kept() -> None:
     """c and d alike, e unlike: covering the second cluster is worth 1/2 more than e's -.083."""
-    tree = turned(two_stems(0.9, 0.8, 0.8), c=(1.0, 0.0), d=(1.0, 0.0), e=(0.0, 1.0))
+    tree = with_embeddings(two_stems(0.9, 0.8, 0.8), c=(1.0, 0.0), d=(1.0, 0.0), e=(0.0, 1.0))
     assert Ets(16, 0.2).plan(tree) == Rebase(16, 0.2).plan(tree)
     assert Ets(16, 0.2, threshold=2.0).plan(tree) == KV.plan(tree)
 
 
 def test_tokens_cost_what_memory_pays() -> None:
     """Weights .5, .25, .25. By steps leaf 5 is not worth 2/6; by tokens its path is 2 of 44."""
-    tree = drawn((0, "a" * 40, STEP, 0.5), (0, "b", STEP, 0.5))
+    tree = tree_of((0, "a" * 40, STEP, 0.5), (0, "b", STEP, 0.5))
     for parent, text, reward in ((1, "c", 0.9), (1, "d", 0.8), (2, "e", 0.8)):
         tree.add(parent, (ord(text),), text, STEP).reward = reward
     assert KV.plan(tree) == Round({3: 10, 4: 6}, (5,))
@@ -81,14 +81,14 @@ def test_without_a_price_it_is_rebase(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_leaf_that_gets_no_child_is_pruned_too() -> None:
     """Twins live and die together in the program; REBASE may still have no child for one."""
-    tree = drawn((0, "a", STEP, 0.9), (0, "a", STEP, 0.9), (0, "a", STEP, 0.9))
+    tree = tree_of((0, "a", STEP, 0.9), (0, "a", STEP, 0.9), (0, "a", STEP, 0.9))
     assert Ets(2, 0.2).plan(tree) == Round({1: 1, 2: 1}, (3,))
 
 
 def test_where_there_is_no_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     """The root gets the width, a single leaf all that is left; no program is solved for these."""
     monkeypatch.setattr("search.policies.ets.optimum", None)
-    assert KV.plan(drawn()) == Round({0: 16})
+    assert KV.plan(tree_of()) == Round({0: 16})
     assert KV.plan(row(0.1)) == Round({1: 16})
 
 
@@ -102,20 +102,20 @@ def test_cbc_keeps_the_same(solver: str, monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_beyond_the_node_limit_the_round_is_rebases(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is given up that REBASE would keep, and the round says that it fell back."""
-    asked: list[object] = []
-    monkeypatch.setattr("search.policies.ets.optimum", lambda *dials: asked.append(dials[1:]))
+    calls: list[object] = []
+    monkeypatch.setattr("search.policies.ets.optimum", lambda *dials: calls.append(dials[1:]))
     tree = two_stems(0.9, 0.8, 0.8)
     plan = replace(KV, node_limit=3).plan(tree)
     rebase = Rebase(16, 0.2).plan(tree)
     assert rebase is not None
     assert plan == replace(rebase, fell_back=True)
-    assert asked == [("highs", 3)]
+    assert calls == [("highs", 3)]
 
 
 def test_what_is_missing_is_an_error() -> None:
     """No embedding where steps are compared: the node is named."""
     with pytest.raises(EngineError, match=r"node 4 has no embedding; policy ets"):
-        Ets(8, 0.2).plan(turned(two_stems(0.9, 0.8, 0.8), c=(1.0, 0.0)))
+        Ets(8, 0.2).plan(with_embeddings(two_stems(0.9, 0.8, 0.8), c=(1.0, 0.0)))
 
 
 def test_what_is_embedded() -> None:
@@ -125,7 +125,7 @@ def test_what_is_embedded() -> None:
     assert KV.to_embed(tree) == []
     assert Ets(8, 0.2).to_embed(row(0.5)) == []
     assert len(Ets(8, 0.2).to_embed(row(0.5, 0.5))) == 2
-    same = drawn((0, "a", STEP, 0.9), (0, "a", STEP, 0.9))
+    same = tree_of((0, "a", STEP, 0.9), (0, "a", STEP, 0.9))
     assert Ets(8, 0.2).to_embed(same) == []
     assert Ets(8, 0.2).plan(same) == Round({1: 4, 2: 4})
 
@@ -137,8 +137,8 @@ def test_the_threshold_is_the_embedders_unless_the_spec_names_one() -> None:
     for name, threshold in THRESHOLDS.items():
         assert plain.suited_to(name).threshold == threshold
     assert plain.suited_to("script").threshold == 0.05
-    named = Ets.from_spec(SearchSpec(policy="ets", cluster_threshold=0.4))
-    assert named.suited_to("hidden").threshold == 0.4
+    explicit = Ets.from_spec(SearchSpec(policy="ets", cluster_threshold=0.4))
+    assert explicit.suited_to("hidden").threshold == 0.4
     with pytest.raises(EngineError, match=r"embeds nothing; policy ets with diversity_weight 1\.0"):
         plain.suited_to(None)
     kv = POLICIES["ets_kv"](SearchSpec(policy="ets_kv"))
@@ -147,12 +147,12 @@ def test_the_threshold_is_the_embedders_unless_the_spec_names_one() -> None:
     assert kv.suited_to(None) == kv
 
 
-def tree_of_its_own(branch: Branch) -> str:
+def endless_steps(branch: Branch) -> str:
     """Steps that never end and seldom repeat."""
     return f"s{branch.child}-{branch.seed % 97}\n\n"
 
 
-async def grown(engine: ScriptedEngine, **dials: object) -> Outcome:
+async def run(engine: ScriptedEngine, **dials: object) -> Outcome:
     """A search with a clock that stands still."""
     spec = SearchSpec.model_validate(
         {"policy": "ets", "width": 8, "seed": 7, "max_depth": 5} | dials
@@ -164,9 +164,9 @@ async def grown(engine: ScriptedEngine, **dials: object) -> Outcome:
 async def test_each_distinct_step_is_embedded_once() -> None:
     """Over the whole search; equal steps get the vector of the first, unit and rounded."""
     engine = rough(5, 10, 20)
-    outcome = await grown(engine, width=24)
-    asked = [trajectory for call in engine.embedded for trajectory in call]
-    steps = [trajectory.steps[-1] for trajectory in asked]
+    outcome = await run(engine, width=24)
+    trajectories = [trajectory for call in engine.embedded for trajectory in call]
+    steps = [trajectory.steps[-1] for trajectory in trajectories]
     assert len(steps) == len(set(steps)) > 1
     by_step: dict[tuple[int, ...], object] = {}
     for node in outcome.tree.nodes:
@@ -174,33 +174,33 @@ async def test_each_distinct_step_is_embedded_once() -> None:
             assert by_step.setdefault(node.tokens, node.embedding) == node.embedding
             assert sum(x * x for x in node.embedding) == pytest.approx(1.0, abs=1e-3)
     assert set(by_step) == set(steps)
-    for trajectory in asked:
+    for trajectory in trajectories:
         assert trajectory.steps == tuple(n.tokens for n in outcome.tree.chain(trajectory.node))
 
 
 async def test_steps_are_embedded_while_they_are_scored() -> None:
     """From the second comparison on, so that a round waits for the longer of the two alone."""
-    told: list[str] = []
+    calls: list[str] = []
 
     class Telling(ScriptedEngine):
         async def score(self, tree, prompt, question, trajectories):
-            told.append("score")
+            calls.append("score")
             await asyncio.sleep(0)
             rewards = await super().score(tree, prompt, question, trajectories)
-            told.append("scored")
+            calls.append("scored")
             return rewards
 
         async def embed(self, tree, prompt, trajectories):
-            told.append("embed")
+            calls.append("embed")
             return await super().embed(tree, prompt, trajectories)
 
-    outcome = await grown(Telling(tree_of_its_own))
-    assert outcome.digest == (await grown(ScriptedEngine(tree_of_its_own))).digest
-    first = told.index("embed")
-    assert told[first - 1] == "scored", "nobody knew that steps would be compared"
-    later = [at for at, what in enumerate(told) if what == "embed" and at > first]
+    outcome = await run(Telling(endless_steps))
+    assert outcome.digest == (await run(ScriptedEngine(endless_steps))).digest
+    first = calls.index("embed")
+    assert calls[first - 1] == "scored", "nobody knew that steps would be compared"
+    later = [at for at, what in enumerate(calls) if what == "embed" and at > first]
     assert later
-    assert all(told[at - 1 : at + 2] == ["score", "embed", "scored"] for at in later)
+    assert all(calls[at - 1 : at + 2] == ["score", "embed", "scored"] for at in later)
 
 
 async def test_other_policies_embed_nothing() -> None:
@@ -208,7 +208,7 @@ async def test_other_policies_embed_nothing() -> None:
     for dials in ({"policy": "rebase"}, {"policy": "ets_kv"}, {"diversity_weight": 0.0}):
         engine = rough(5, 10, 20)
         engine.embeds = False
-        await grown(engine, **dials)
+        await run(engine, **dials)
         assert engine.embedded == []
 
 
@@ -216,7 +216,7 @@ async def test_an_engine_without_embeddings_is_refused_at_the_start() -> None:
     """Before anything is drawn."""
     engine = ScriptedEngine(embeds=False)
     with pytest.raises(EngineError, match="the engine embeds nothing"):
-        await grown(engine)
+        await run(engine)
     assert engine.expanded == []
 
 
@@ -237,8 +237,8 @@ async def test_with_unfit_embeddings_the_search_is_rebases(vectors: object, mess
                 return [(1.0,) * (1 + i % 2) for i in range(len(trajectories))]
             return vectors and [(vectors,)] * len(trajectories)
 
-    outcome = await grown(Unfit(tree_of_its_own))
-    rebase = await grown(ScriptedEngine(tree_of_its_own), policy="rebase")
+    outcome = await run(Unfit(endless_steps))
+    rebase = await run(ScriptedEngine(endless_steps), policy="rebase")
     assert outcome.digest == rebase.digest
     fault = outcome.stats.embedder_fault
     assert fault is not None
@@ -251,17 +251,17 @@ async def test_an_embedder_that_fails_midway_is_not_asked_again() -> None:
     """Its first round compares, the others are REBASE's: waiting for it once is enough."""
 
     class Failing(ScriptedEngine):
-        asked = 0
+        calls = 0
 
         async def embed(self, tree, prompt, trajectories):
-            self.asked += 1
-            if self.asked == 2:
+            self.calls += 1
+            if self.calls == 2:
                 raise EmbeddingMissing("the embedder is away")
             return await super().embed(tree, prompt, trajectories)
 
-    engine = Failing(tree_of_its_own)
-    stats = (await grown(engine)).stats
-    assert engine.asked == 2
+    engine = Failing(endless_steps)
+    stats = (await run(engine)).stats
+    assert engine.calls == 2
     assert stats.embedder_fault == "the embedder is away"
     assert stats.embedder_fallbacks == stats.rounds - 2 > 1
 
@@ -274,7 +274,7 @@ async def test_embeddings_of_another_size_than_before_are_unfit() -> None:
             self.embedded.append(list(trajectories))
             return [(1.0,) * (1 + len(self.embedded))] * len(trajectories)
 
-    stats = (await grown(Changing(tree_of_its_own))).stats
+    stats = (await run(Changing(endless_steps))).stats
     assert stats.embedder_fault == "engine: embeddings of [2, 3] numbers in one tree"
 
 
@@ -285,9 +285,9 @@ async def test_an_engine_that_fails_while_embedding_fails_the_search() -> None:
         async def embed(self, tree, prompt, trajectories):
             raise EngineDown("gone")
 
-    engine = Down(tree_of_its_own)
+    engine = Down(endless_steps)
     with pytest.raises(EngineDown):
-        await grown(engine)
+        await run(engine)
     assert engine.aborted == ["t"]
 
 
@@ -311,8 +311,8 @@ async def test_a_deadline_while_embedding_ends_the_search() -> None:
 async def test_fallbacks_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """A search whose programs are never solved is REBASE's, tree for tree, and says how often."""
     monkeypatch.setattr("search.policies.ets.optimum", lambda *_: None)
-    outcome = await grown(rough(0, 5, 20), width=12)
-    rebase = await grown(rough(0, 5, 20), width=12, policy="rebase")
+    outcome = await run(rough(0, 5, 20), width=12)
+    rebase = await run(rough(0, 5, 20), width=12, policy="rebase")
     assert outcome.digest == rebase.digest
     assert outcome.stats.solver_fallbacks > 1
     assert rebase.stats.solver_fallbacks == 0
@@ -329,19 +329,19 @@ async def test_same_seed_same_tree(seed: int, order: int, tokens: bool) -> None:
 
     engine = rough(5, 15, 30)
     engine.finish_order = shuffled
-    one, other = await grown(engine, **dials), await grown(rough(5, 15, 30), **dials)
-    assert one.digest == other.digest
-    states = {node.state for node in one.tree.leaves()}
+    first, second = await run(engine, **dials), await run(rough(5, 15, 30), **dials)
+    assert first.digest == second.digest
+    states = {node.state for node in first.tree.leaves()}
     assert states <= {NodeState.OPEN}
 
 
 async def test_a_branch_is_a_thing_of_its_prefix() -> None:
     """ETS and REBASE draw the same children where they keep the same leaves: the first round."""
     ets, rebase = rough(0, 5, 20), rough(0, 5, 20)
-    await grown(ets, width=12)
-    await grown(rebase, width=12, policy="rebase")
+    await run(ets, width=12)
+    await run(rebase, width=12, policy="rebase")
 
-    def asked(engine: ScriptedEngine) -> list[tuple[Branch, ...]]:
+    def expanded_calls(engine: ScriptedEngine) -> list[tuple[Branch, ...]]:
         return [tuple(call) for call in engine.expanded]
 
-    assert asked(ets)[0] == asked(rebase)[0]
+    assert expanded_calls(ets)[0] == expanded_calls(rebase)[0]

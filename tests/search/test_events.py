@@ -24,7 +24,7 @@ from search.policies.registry import POLICIES
 from search.spec import PolicyName
 from search.tree import Tree, tree_digest
 from tests.search.scripted_engine import END, encode
-from tests.search.test_width import rough, watched
+from tests.search.test_width import rough, watch
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
@@ -34,16 +34,16 @@ async def test_replaying_events_rebuilds_the_tree(
     policy: PolicyName, seed: int, width: int, empty: int
 ) -> None:
     """Node for node: ids, texts, rewards, states and what the model thought of them."""
-    outcome, events = await watched(rough(empty, 20, 10), policy, width, seed)
+    outcome, events = await watch(rough(empty, 20, 10), policy, width, seed)
     started, *rest = events
     assert isinstance(started, Started)
     tree = Tree(started.prompt)
     for event in rest:
         grow(tree, event)
     assert tree.nodes == outcome.tree.nodes
-    answered = events[-1]
-    assert isinstance(answered, Answered)
-    assert tree_digest(tree, answered.answer) == answered.tree_digest == outcome.digest
+    last = events[-1]
+    assert isinstance(last, Answered)
+    assert tree_digest(tree, last.answer) == last.tree_digest == outcome.digest
 
 
 async def test_the_story_of_a_small_search() -> None:
@@ -51,14 +51,14 @@ async def test_the_story_of_a_small_search() -> None:
     engine = rough(0, 0, 1)
     engine.say = lambda b: "The answer is 1." if b.parent else ("s\n\n" if b.child else "\n\n")
     engine.score_of = lambda texts: len(texts) / 4
-    outcome, events = await watched(engine, "rebase", 2, 9)
+    outcome, events = await watch(engine, "rebase", 2, 9)
     answer = encode("The answer is 1.")
     assert events == [
         Started("t", "rebase", 2, 9, encode("Q")),
         Selected(1, 0, 2),
-        Expanded(1, 1, 0, 0, 1, encode("\n\n"), "\n\n", "empty", *_thought(outcome, 1)),
+        Expanded(1, 1, 0, 0, 1, encode("\n\n"), "\n\n", "empty", *_signals(outcome, 1)),
         Pruned(1, 1, "empty"),
-        Expanded(1, 2, 0, 1, 1, encode("s\n\n"), "s\n\n", "step", *_thought(outcome, 2)),
+        Expanded(1, 2, 0, 1, 1, encode("s\n\n"), "s\n\n", "step", *_signals(outcome, 2)),
         Scored(1, 2, 0.25),
         Selected(2, 2, 2),
         *(
@@ -74,7 +74,7 @@ async def test_the_story_of_a_small_search() -> None:
                     (*answer, END),
                     "The answer is 1.",
                     "end",
-                    *_thought(outcome, i),
+                    *_signals(outcome, i),
                 ),
                 Scored(2, i, 0.5),
                 Finished(2, i, "end", 3 + 17),
@@ -84,7 +84,7 @@ async def test_the_story_of_a_small_search() -> None:
     ]
 
 
-def _thought(outcome: object, node: int) -> tuple[float, float]:
+def _signals(outcome: object, node: int) -> tuple[float, float]:
     tree = outcome.tree  # type: ignore[attr-defined]
     return tree[node].logprob, tree[node].entropy
 
@@ -94,23 +94,23 @@ async def test_policy_prunings_are_told_with_the_plan() -> None:
     engine = rough(0, 0, 1)
     engine.say = lambda b: "The answer is 1." if b.parent else f"s{b.child}\n\n"
     engine.score_of = lambda texts: 0.9 if texts[0] == "s1\n\n" else 0.1
-    _, events = await watched(engine, "beam", 2, 1)
+    _, events = await watch(engine, "beam", 2, 1)
     plan = [e for e in events if isinstance(e, Selected | Pruned)]
     assert plan == [Selected(1, 0, 2), Selected(2, 1, 1), Selected(2, 2, 1)]
-    _, events = await watched(engine, "beam", 3, 1)
+    _, events = await watch(engine, "beam", 3, 1)
     plan = [e for e in events if isinstance(e, Selected | Pruned)]
     assert plan == [Selected(1, 0, 3), Selected(2, 1, 1), Selected(2, 2, 2), Pruned(2, 3, "policy")]
 
 
 async def test_events_are_flat_json() -> None:
     """Each event is one JSON object of plain values, with its name."""
-    _, events = await watched(rough(20, 20, 10), "rebase", 6, 4)
+    _, events = await watch(rough(20, 20, 10), "rebase", 6, 4)
     names = set()
     for event in events:
-        read = json.loads(json.dumps(event.to_dict()))
-        names.add(read["event"])
-        assert [*read] == ["event", *(one.name for one in fields(event))]
-        for value in read.values():
+        document = json.loads(json.dumps(event.to_dict()))
+        names.add(document["event"])
+        assert [*document] == ["event", *(field.name for field in fields(event))]
+        for value in document.values():
             assert value is None or isinstance(value, str | int | float | list)
     assert names == {"started", "selected", "expanded", "scored", "pruned", "finished", "answered"}
 
@@ -119,4 +119,4 @@ async def test_events_are_flat_json() -> None:
 def test_an_event_tells_all_its_fields(kind: type[Event]) -> None:
     """``to_dict`` goes by what dataclasses list for ``match``; nothing may be missing there."""
     assert is_dataclass(kind)
-    assert list(kind.__match_args__) == [one.name for one in fields(kind)]
+    assert list(kind.__match_args__) == [field.name for field in fields(kind)]

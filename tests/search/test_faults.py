@@ -89,11 +89,12 @@ async def test_a_round_that_ends_too_late_is_dropped_whole() -> None:
     assert free.stats.rounds > 3
     clock = Clock()
     engine = ScriptedEngine(on_expand=clock.tick)
-    cut = await run(engine, clock, 2.5, seed=1, width=9)
-    assert (cut.stop_reason, cut.stats.rounds, len(engine.expanded)) == (StopReason.DEADLINE, 2, 3)
-    assert cut.tree.tokens(len(cut.tree) - 1) == free.tree.tokens(len(cut.tree) - 1)
-    assert cut.chosen is not None
-    assert {c.answer for c in cut.answers} <= {c.answer for c in free.answers}
+    late = await run(engine, clock, 2.5, seed=1, width=9)
+    assert (late.stop_reason, late.stats.rounds) == (StopReason.DEADLINE, 2)
+    assert len(engine.expanded) == 3
+    assert late.tree.tokens(len(late.tree) - 1) == free.tree.tokens(len(late.tree) - 1)
+    assert late.chosen is not None
+    assert {c.answer for c in late.answers} <= {c.answer for c in free.answers}
     assert engine.live == set()
 
 
@@ -190,11 +191,11 @@ async def test_answers_that_take_long_to_compare_are_told_apart_by_their_spellin
     consensus: float | None,
 ) -> None:
     """At the deadline the vote is held, and says how; the thread that compares ends."""
-    never, ended = threading.Event(), threading.Event()
+    never, finished = threading.Event(), threading.Event()
 
-    def same(first: str, other: str) -> bool:
+    def same(first: str, second: str) -> bool:
         never.wait(0.3)
-        ended.set()
+        finished.set()
         return True
 
     engine = ScriptedEngine()
@@ -208,7 +209,7 @@ async def test_answers_that_take_long_to_compare_are_told_apart_by_their_spellin
         clock=time.monotonic,
         deadline=time.monotonic() + 0.05,
     )
-    assert not ended.is_set()
+    assert not finished.is_set()
     assert outcome.stop_reason is StopReason.DEADLINE
     assert outcome.vote.endswith("spelling: the deadline came)")
     assert outcome.chosen is not None
@@ -311,20 +312,20 @@ async def test_a_reward_that_is_none_is_an_error(wrong: float) -> None:
     assert (engine.aborted, engine.live) == (["t"], set())
 
 
-@pytest.mark.parametrize(("wrong", "given"), [((), 0), ((0.5,), 1), ((0.5,) * 3, 3)])
+@pytest.mark.parametrize(("wrong", "count"), [((), 0), ((0.5,), 1), ((0.5,) * 3, 3)])
 async def test_rewards_that_are_not_one_each_are_an_error(
-    wrong: tuple[float, ...], given: int
+    wrong: tuple[float, ...], count: int
 ) -> None:
     """Neither is one that is missing taken for 0, nor one too many left out."""
 
     class Wrong(ScriptedEngine):
-        async def score(self, *asked: Any) -> list[float]:
-            await super().score(*asked)
+        async def score(self, *args: Any) -> list[float]:
+            await super().score(*args)
             return list(wrong)
 
     engine = Wrong()
     engine.say = lambda b: "ab"[b.child] + "\n\n"
-    with pytest.raises(RewardMissing, match=rf"gave {given} rewards in .* for 2 trajectories"):
+    with pytest.raises(RewardMissing, match=rf"gave {count} rewards in .* for 2 trajectories"):
         await run(engine, width=2)
 
 

@@ -13,10 +13,10 @@ from search.spec import SearchSpec
 from search.stats import KvEvents
 from search.tree import Finish, Tree
 from tests.search.scripted_engine import ScriptedEngine, grow
-from tests.search.test_width import rough, watched
+from tests.search.test_width import rough, watch
 
 
-def grown() -> Tree:
+def example_tree() -> Tree:
     """A prompt of 5 tokens; step 1 has 3, step 2 below it has 4, step 3 below the root 2."""
     tree = Tree((9,) * 5)
     tree.add(0, (1, 2, 3), "a", Finish.STEP)
@@ -27,43 +27,43 @@ def grown() -> Tree:
 
 def test_paths_become_steps() -> None:
     """Worked by hand: node 2's path has 12 tokens, of which its own step has the last 4."""
-    told: list[Event] = []
-    kv_events = KvEvents(grown(), told.append)
+    events: list[Event] = []
+    kv_events = KvEvents(example_tree(), events.append)
     kv_events.round(1, KvMoved(20, 100, {2: 10}), active=8)
-    assert told == [Evicted(1, 2, 2, "room"), KvHeld(1, 8, 12, 100)]
-    told.clear()
+    assert events == [Evicted(1, 2, 2, "room"), KvHeld(1, 8, 12, 100)]
+    events.clear()
     kv_events.round(2, KvMoved(9, 100, {0: 4, 1: 6, 2: 6}), active=12)
-    assert told == [Evicted(2, 1, 1, "room"), Evicted(2, 2, 0, "room"), KvHeld(2, 9, 0, 100)]
-    told.clear()
+    assert events == [Evicted(2, 1, 1, "room"), Evicted(2, 2, 0, "room"), KvHeld(2, 9, 0, 100)]
+    events.clear()
     kv_events.round(3, KvMoved(14, 100, {1: 8, 2: 11}), active=12)
-    assert told == [Rehydrated(3, 1, 3), Rehydrated(3, 2, 3), KvHeld(3, 12, 2, 100)]
-    told.clear()
+    assert events == [Rehydrated(3, 1, 3), Rehydrated(3, 2, 3), KvHeld(3, 12, 2, 100)]
+    events.clear()
     kv_events.round(4, KvMoved(14, 100, {1: 8}), active=12)
-    assert told == [KvHeld(4, 12, 2, 100)]
+    assert events == [KvHeld(4, 12, 2, 100)]
 
 
 def test_the_dead_are_told_once_and_only_of_an_engine_that_speaks() -> None:
     """What went to make room is not evicted a second time when it dies."""
-    told: list[Event] = []
-    kv_events = KvEvents(grown(), told.append)
+    events: list[Event] = []
+    kv_events = KvEvents(example_tree(), events.append)
     kv_events.dead(1, [3])
-    assert told == []
+    assert events == []
     kv_events.round(1, KvMoved(20, 100, {2: 8}), active=8)
-    told.clear()
+    events.clear()
     kv_events.dead(2, [2, 3])
     kv_events.dead(3, [3])
-    assert told == [Evicted(2, 3, 0, "dead")]
+    assert events == [Evicted(2, 3, 0, "dead")]
 
 
 def test_a_node_that_is_not_in_the_tree_yet_is_told_of_when_it_is() -> None:
     """An engine may have drawn ahead; ids below the root are nobody's."""
-    tree, told = grown(), list[Event]()
-    kv_events = KvEvents(tree, told.append)
+    tree, events = example_tree(), list[Event]()
+    kv_events = KvEvents(tree, events.append)
     kv_events.round(1, KvMoved(20, 100, {4: 6}), active=8)
-    assert told == [KvHeld(1, 8, 12, 100)]
+    assert events == [KvHeld(1, 8, 12, 100)]
     tree.add(0, (1, 1, 1), "d", Finish.STEP)
     kv_events.round(2, KvMoved(20, 100), active=8)
-    assert told[1:] == [Evicted(2, 4, 1, "room"), KvHeld(2, 8, 12, 100)]
+    assert events[1:] == [Evicted(2, 4, 1, "room"), KvHeld(2, 8, 12, 100)]
 
 
 class TellingEngine(ScriptedEngine):
@@ -85,28 +85,28 @@ class TellingEngine(ScriptedEngine):
 @pytest.mark.promise("Events about the KV cache change no tree.")
 async def test_a_watched_search_tells_its_kv_and_is_the_same_search() -> None:
     """A ``kv`` closes every round; the tree is that of an engine that says nothing."""
-    quiet, before = await watched(rough(20, 20, 10), "rebase", 6, 4)
+    quiet, before = await watch(rough(20, 20, 10), "rebase", 6, 4)
     engine = TellingEngine()
     plain = rough(20, 20, 10)
     engine.say, engine.score_of = plain.say, plain.score_of
     assert isinstance(engine, TellsKv)
-    outcome, events = await watched(engine, "rebase", 6, 4)
-    told = [e for e in events if isinstance(e, Evicted | Rehydrated | KvHeld)]
-    assert [e for e in events if e not in told] == before
+    outcome, events = await watch(engine, "rebase", 6, 4)
+    kv_events = [e for e in events if isinstance(e, Evicted | Rehydrated | KvHeld)]
+    assert [e for e in events if e not in kv_events] == before
     assert replace(outcome.stats, seconds=0, policy_seconds=0) == replace(
         quiet.stats, seconds=0, policy_seconds=0
     )
     assert outcome.digest == quiet.digest
     rounds = {e.round for e in events if isinstance(e, Selected)}
-    assert [e.round for e in told if isinstance(e, KvHeld)] == sorted(rounds)
-    assert {e.reason for e in told if isinstance(e, Evicted)} == {"room", "dead"}
+    assert [e.round for e in kv_events if isinstance(e, KvHeld)] == sorted(rounds)
+    assert {e.reason for e in kv_events if isinstance(e, Evicted)} == {"room", "dead"}
 
 
 async def test_an_engine_that_has_nothing_to_say_is_not_spoken_of() -> None:
     """An engine may know of KV and still have heard nothing."""
     engine = TellingEngine()
     engine.kv_moved = lambda tree: None
-    _, events = await watched(engine, "rebase", 3, 1)
+    _, events = await watch(engine, "rebase", 3, 1)
     assert not [e for e in events if isinstance(e, Evicted | KvHeld)]
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from search.leaf_selection import FEW, UNIT, Program, best_set, optimum, solve
 from search.spec import SolverName
 from search.stats import LeafKvBlocks, step_blocks, token_blocks
-from tests.search.trees import END, STEP, drawn
+from tests.search.trees import END, STEP, tree_of
 
 
 @st.composite
@@ -40,21 +40,21 @@ dials = st.one_of(st.just(0.0), st.floats(0.0, 3.0))
 
 
 def objective(
-    found: tuple[LeafKvBlocks, list[int], list[int]],
-    kept: set[int],
+    instance: tuple[LeafKvBlocks, list[int], list[int]],
+    kept_blocks: set[int],
     lambda_b: float,
     lambda_d: float,
 ) -> Fraction:
     """(7), written as the paper prints it, of keeping the leaves whose blocks are ``kept``."""
-    blocks, weights, clusters = found
-    leaves = [i for i, end in enumerate(blocks.ends) if end in kept]
-    held: set[int] = set()
-    for block in kept:
+    blocks, weights, clusters = instance
+    leaves = [i for i, end in enumerate(blocks.ends) if end in kept_blocks]
+    path_blocks: set[int] = set()
+    for block in kept_blocks:
         while block >= 0:
-            held.add(block)
+            path_blocks.add(block)
             block = blocks.above[block]
     retained = Fraction(sum(weights[i] for i in leaves), sum(weights))
-    cost = Fraction(sum(blocks.costs[block] for block in held), sum(blocks.costs))
+    cost = Fraction(sum(blocks.costs[block] for block in path_blocks), sum(blocks.costs))
     covered = len({clusters[i] for i in leaves}) if clusters else 0
     coverage = Fraction(covered, len(set(clusters)) or 1)
     return retained - Fraction(lambda_b) * cost + Fraction(lambda_d) * coverage
@@ -65,28 +65,28 @@ def objective(
     "for rounding, for both costs."
 )
 @settings(max_examples=150)
-@given(found=programs(), lambda_b=dials, lambda_d=dials, clustered=st.booleans())
+@given(instance=programs(), lambda_b=dials, lambda_d=dials, clustered=st.booleans())
 def test_the_optimum_is_brute_forces(
-    found: tuple[LeafKvBlocks, list[int], list[int]],
+    instance: tuple[LeafKvBlocks, list[int], list[int]],
     lambda_b: float,
     lambda_d: float,
     clustered: bool,
 ) -> None:
     """Of all sets of leaves that are not empty, none is better: for whole numbers exactly, for
     the paper's fractions but for the rounding of the coefficients."""
-    blocks, weights, clusters = found
-    found = (blocks, weights, clusters if clustered else [])
-    program = Program.of(blocks, weights, found[2], lambda_b, lambda_d)
-    kept = solve(program, "highs")
-    assert kept
+    blocks, weights, clusters = instance
+    instance = (blocks, weights, clusters if clustered else [])
+    program = Program.of(blocks, weights, instance[2], lambda_b, lambda_d)
+    kept_blocks = solve(program, "highs")
+    assert kept_blocks
     ends = sorted(set(blocks.ends))
     sets = chain.from_iterable(combinations(ends, n) for n in range(1, len(ends) + 1))
-    every = [set(chosen) for chosen in sets]
-    assert program.value(kept) == max(map(program.value, every))
-    assert program.value(best_set(program)) == program.value(kept)
-    best = max(objective(found, chosen, lambda_b, lambda_d) for chosen in every)
+    every = [set(subset) for subset in sets]
+    assert program.value(kept_blocks) == max(map(program.value, every))
+    assert program.value(best_set(program)) == program.value(kept_blocks)
+    best = max(objective(instance, subset, lambda_b, lambda_d) for subset in every)
     rounding = Fraction(len(blocks.above) + len(weights) + len(program.members), 2 * UNIT)
-    assert objective(found, kept, lambda_b, lambda_d) >= best - 2 * rounding
+    assert objective(instance, kept_blocks, lambda_b, lambda_d) >= best - 2 * rounding
 
 
 def random_tree(
@@ -98,15 +98,15 @@ def random_tree(
         below = len(above) + np.arange(int(rng.integers(1, 31)))
         above += [int(rng.choice(level)) for _ in below]
         level = below.tolist()
-    used: set[int] = set()
+    needed: set[int] = set()
     for leaf in level:
         while leaf >= 0:
-            used.add(leaf)
+            needed.add(leaf)
             leaf = above[leaf]
-    place = {block: i for i, block in enumerate(sorted(used))} | {-1: -1}
-    costs = rng.integers(1, 60, len(used)) if tokens else np.ones(len(used), dtype=int)
+    place = {block: i for i, block in enumerate(sorted(needed))} | {-1: -1}
+    costs = rng.integers(1, 60, len(needed)) if tokens else np.ones(len(needed), dtype=int)
     blocks = LeafKvBlocks(
-        tuple(place[above[block]] for block in sorted(used)),
+        tuple(place[above[block]] for block in sorted(needed)),
         tuple(costs.tolist()),
         tuple(place[leaf] for leaf in level),
     )
@@ -140,9 +140,9 @@ def test_coverage_worked_by_hand(solver: SolverName) -> None:
     so it is where each of three clusters is worth .5 / 3 = .1667 only.
     """
     blocks = LeafKvBlocks((-1, 0, 1, 1, 0, 4), (1,) * 6, (2, 3, 5))
-    for clusters, kept in (([0, 1, 2], {2, 3, 5}), ([0, 1, 1], {2, 3}), ([], {2, 3})):
+    for clusters, kept_blocks in (([0, 1, 2], {2, 3, 5}), ([0, 1, 1], {2, 3}), ([], {2, 3})):
         program = Program.of(blocks, [5, 3, 2], clusters, 1.2, 0.8)
-        assert solve(program, solver) == kept
+        assert solve(program, solver) == kept_blocks
     assert solve(Program.of(blocks, [5, 3, 2], [0, 1, 2], 1.2, 0.5), solver) == {2, 3}
     program = Program.of(blocks, [5, 3, 2], [0, 1, 1], 1.2, 0.8)
     assert program.gains == (-200_000, -200_000, 300_000, 100_000, -200_000, 0)
@@ -165,9 +165,9 @@ def test_one_leaf_is_kept_however_dear_it_is(solver: SolverName) -> None:
 def test_a_cluster_is_covered_once(solver: SolverName) -> None:
     """Two leaves of one cluster that is worth 30: a second leaf costs 5 and covers nothing more."""
     program = Program((-1, 0, 0), (-10, -5, -5), 30, ((1, 2),), (1, 2))
-    kept = solve(program, solver)
-    assert kept
-    assert len(kept) == 1
+    kept_blocks = solve(program, solver)
+    assert kept_blocks
+    assert len(kept_blocks) == 1
 
 
 @pytest.mark.parametrize("solver", ["highs", "cbc"])
@@ -184,10 +184,10 @@ def test_no_leaf_more_or_less_would_be_better() -> None:
         blocks, weights, clusters = random_tree(rng, tokens=bool(number % 2))
         weights[0] += 1
         program = Program.of(blocks, weights, clusters, rng.uniform(0.2, 2.5), rng.uniform(0, 3))
-        kept = solve(program, "highs")
-        assert kept
-        others = [kept ^ {end} for end in program.leaf_blocks if kept != {end}]
-        assert program.value(kept) >= max(map(program.value, others))
+        kept_blocks = solve(program, "highs")
+        assert kept_blocks
+        others = [kept_blocks ^ {end} for end in program.leaf_blocks if kept_blocks != {end}]
+        assert program.value(kept_blocks) >= max(map(program.value, others))
 
 
 @pytest.mark.promise(
@@ -205,10 +205,10 @@ def test_cbc_without_a_proof_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> No
     """A set that CBC found but did not prove best is not taken."""
     import pulp
 
-    def found_only(self: pulp.LpProblem, _: object) -> None:
+    def find_without_proof(self: pulp.LpProblem, _: object) -> None:
         self.sol_status = pulp.LpSolutionIntegerFeasible
 
-    monkeypatch.setattr(pulp.LpProblem, "solve", found_only)
+    monkeypatch.setattr(pulp.LpProblem, "solve", find_without_proof)
     assert solve(Program.of(LeafKvBlocks((-1, 0), (1, 1), (1,)), [1], [], 1.0, 0.0), "cbc") is None
 
 
@@ -220,10 +220,10 @@ def test_searches_may_decide_at_the_same_time() -> None:
     sys.setswitchinterval(1e-6)
     try:
         with ThreadPoolExecutor(4) as pool:
-            found = list(pool.map(lambda _: solve(program, "highs"), range(400)))
+            answers = list(pool.map(lambda _: solve(program, "highs"), range(400)))
     finally:
         sys.setswitchinterval(interval)
-    assert found == [{2, 3, 5}] * 400
+    assert answers == [{2, 3, 5}] * 400
 
 
 def test_between_equal_sets_the_lower_ids_are_kept() -> None:
@@ -243,26 +243,26 @@ def test_a_cluster_is_worth_no_more_than_its_bonus() -> None:
     assert best_set(program) == {1}
 
 
-@given(found=programs(), lambda_b=dials, lambda_d=dials, order=st.randoms(use_true_random=False))
+@given(instance=programs(), lambda_b=dials, lambda_d=dials, order=st.randoms(use_true_random=False))
 def test_how_blocks_are_numbered_changes_nothing(
-    found: tuple[LeafKvBlocks, list[int], list[int]],
+    instance: tuple[LeafKvBlocks, list[int], list[int]],
     lambda_b: float,
     lambda_d: float,
     order: Random,
 ) -> None:
     """Ties included: they go by the leaves."""
-    blocks, weights, clusters = found
+    blocks, weights, clusters = instance
     place = order.sample(range(len(blocks.above)), len(blocks.above))
     above, costs = [-1] * len(place), [0] * len(place)
     for block, number in enumerate(place):
         above[number] = place[blocks.above[block]] if block else -1
         costs[number] = blocks.costs[block]
-    other = LeafKvBlocks(tuple(above), tuple(costs), tuple(place[end] for end in blocks.ends))
-    kept, moved = (
+    renumbered = LeafKvBlocks(tuple(above), tuple(costs), tuple(place[end] for end in blocks.ends))
+    kept_blocks, moved = (
         best_set(Program.of(each, weights, clusters, lambda_b, lambda_d))
-        for each in (blocks, other)
+        for each in (blocks, renumbered)
     )
-    assert moved == {place[end] for end in kept}
+    assert moved == {place[end] for end in kept_blocks}
 
 
 def test_a_leaf_above_kept_leaves_is_kept_with_them() -> None:
@@ -271,18 +271,18 @@ def test_a_leaf_above_kept_leaves_is_kept_with_them() -> None:
     assert best_set(program) == {1, 2}
 
 
-@pytest.mark.parametrize(("leaves", "asked"), [(FEW, 0), (FEW + 1, 1)])
+@pytest.mark.parametrize(("leaves", "calls"), [(FEW, 0), (FEW + 1, 1)])
 def test_a_solver_is_asked_for_many_leaves(
-    leaves: int, asked: int, monkeypatch: pytest.MonkeyPatch
+    leaves: int, calls: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All sets of few leaves are looked at, whatever the limit; equal weights: all are kept."""
     solved: list[object] = []
-    monkeypatch.setattr("search.leaf_selection.solve", lambda *asked: solved.append(asked))
+    monkeypatch.setattr("search.leaf_selection.solve", lambda *args: solved.append(args))
     blocks = LeafKvBlocks((-1, *(0,) * leaves), (1,) * (leaves + 1), tuple(range(1, leaves + 1)))
     program = Program.of(blocks, [1] * leaves, [], 0.5, 0.0)
-    kept = optimum(program, "cbc", node_limit=0)
-    assert kept == (None if asked else set(range(1, leaves + 1)))
-    assert solved == [(program, "cbc", 0)] * asked
+    kept_blocks = optimum(program, "cbc", node_limit=0)
+    assert kept_blocks == (None if calls else set(range(1, leaves + 1)))
+    assert solved == [(program, "cbc", 0)] * calls
 
 
 def test_the_same_program_has_the_same_answer() -> None:
@@ -299,7 +299,7 @@ def test_blocks_of_steps() -> None:
 
     Blocks: prompt, aa, ab, b, c. Node 6 has ended, node 3 has nothing open below it.
     """
-    tree = drawn(
+    tree = tree_of(
         (0, "aa", STEP, 0.5),
         (0, "aa", STEP, 0.5),
         (0, "ab", STEP, 0.5),
@@ -316,7 +316,7 @@ def test_blocks_of_steps() -> None:
 
 def test_blocks_of_tokens_share_common_beginnings() -> None:
     """abc, abd and ab: the edge ab is cut out above c and d, and a leaf ends in it."""
-    tree = drawn((0, "abc", STEP, 0.5), (0, "abd", STEP, 0.5), (0, "ab", STEP, 0.5))
+    tree = tree_of((0, "abc", STEP, 0.5), (0, "abd", STEP, 0.5), (0, "ab", STEP, 0.5))
     leaves = list(tree.leaves())
     blocks = token_blocks(tree, leaves)
     assert sorted(blocks.costs) == [1, 1, 1, 2]

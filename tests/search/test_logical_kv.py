@@ -23,13 +23,13 @@ def kv_of(tree: Tree) -> LogicalKV:
     st.integers(1, 3),
 )
 def test_equals_the_number_of_distinct_prefixes(
-    steps: list[tuple[int, str]], chosen: set[int], prompt: int
+    steps: list[tuple[int, str]], node_ids: set[int], prompt: int
 ) -> None:
     """Counting all distinct beginnings of the chosen paths gives the same, whatever the tree."""
     tree = Tree((0,) * prompt)
     for above, text in steps:
         tree.add(above % len(tree), tuple(map(ord, text)), text, Finish.STEP)
-    nodes = [node for node in chosen if node < len(tree)]
+    nodes = [node for node in node_ids if node < len(tree)]
     paths = [tree.tokens(node)[prompt:] for node in nodes]
     prefixes = {path[:n] for path in paths for n in range(1, len(path) + 1)}
     assert kv_of(tree).tokens(nodes) == prompt + len(prefixes)

@@ -11,12 +11,12 @@ from search.policies.policy import Round
 from search.policies.visit_counts import VisitCounts, expansions_below
 from search.spec import SearchSpec, StopReason
 from search.tree import Finish, Tree
-from tests.search.trees import END, STEP, drawn, row
+from tests.search.trees import END, STEP, row, tree_of
 
 
-def grown() -> Tree:
+def small() -> Tree:
     """Three first steps, of which 1 has grown; the path through it has ended with 4."""
-    return drawn(
+    return tree_of(
         (0, "a", STEP, 0.8),
         (0, "b", STEP, 0.4),
         (0, "c", STEP, 0.6),
@@ -35,8 +35,8 @@ def test_the_dials_come_from_the_spec() -> None:
 
 def test_it_begins_at_the_root() -> None:
     """One node, ``branch`` children, or the width if that is less."""
-    assert Mcts(64).plan(drawn()) == Round({0: 3})
-    assert Mcts(2).plan(drawn()) == Round({0: 2})
+    assert Mcts(64).plan(tree_of()) == Round({0: 3})
+    assert Mcts(2).plan(tree_of()) == Round({0: 2})
 
 
 def test_values_worked_by_hand() -> None:
@@ -44,7 +44,7 @@ def test_values_worked_by_hand() -> None:
 
     1: 2.9/4 + 1.25/3 * sqrt(6)/5 = 0.929; 2: 0.4 + 1.25/3 * sqrt(6)/2 = 0.910; 3: 1.110.
     """
-    tree, policy = grown(), Mcts(64)
+    tree, policy = small(), Mcts(64)
     visits = VisitCounts.of(tree, "mcts", lambda _: True)
     assert visits.count[:4] == [6, 4, 1, 1]
     u = 1.25 / 3 * sqrt(6)
@@ -62,8 +62,8 @@ def test_virtual_visits_spread_a_round() -> None:
 
     The third walk finds 2 and 3 taken and goes below 1, where 6 beats 5.
     """
-    assert Mcts(64, parallel=2).plan(grown()) == Round({3: 3, 2: 3})
-    assert Mcts(64, parallel=3).plan(grown()) == Round({3: 3, 2: 3, 6: 3})
+    assert Mcts(64, parallel=2).plan(small()) == Round({3: 3, 2: 3})
+    assert Mcts(64, parallel=3).plan(small()) == Round({3: 3, 2: 3, 6: 3})
 
 
 def test_the_outlook_is_the_next_round_then_who_is_nearest_to_being_the_best() -> None:
@@ -71,25 +71,29 @@ def test_the_outlook_is_the_next_round_then_who_is_nearest_to_being_the_best() -
 
     However many leaves a round takes, they are the next ones that were foreseen.
     """
-    ahead = [node.id for node in Mcts(64, parallel=1).expansion_order(grown())]
+    ahead = [node.id for node in Mcts(64, parallel=1).expansion_order(small())]
     assert ahead == [3, 2, 6, 5]
     for parallel in (1, 2, 3):
         policy = Mcts(64, parallel=parallel)
-        plan = policy.plan(grown())
+        plan = policy.plan(small())
         assert plan is not None
-        assert list(plan.expand) == [node.id for node in policy.expansion_order(grown())][:parallel]
+        assert list(plan.expand) == [node.id for node in policy.expansion_order(small())][:parallel]
 
 
 def test_walks_that_have_no_room_in_a_round_come_before_new_ones() -> None:
     """4 and 3 are on their way. Where the root may grow again, a walk ends there."""
-    tree = drawn((0, "a", STEP, 0.9), (0, "b", STEP, 0.8), (1, "c", STEP, 0.7), (2, "d", STEP, 0.9))
+    tree = tree_of(
+        (0, "a", STEP, 0.9), (0, "b", STEP, 0.8), (1, "c", STEP, 0.7), (2, "d", STEP, 0.9)
+    )
     assert [node.id for node in Mcts(64, 2, 1).expansion_order(tree)] == [4, 3]
     assert [node.id for node in Mcts(64, 2, 1).expansion_order(twice())] == [0, 6]
 
 
 def test_a_walk_is_played_to_its_end() -> None:
     """The best of the last expansion goes on before a new walk starts, though 2 is worth more."""
-    tree = drawn((0, "a", STEP, 0.5), (0, "b", STEP, 0.9), (1, "c", STEP, 0.1), (1, "d", STEP, 0.2))
+    tree = tree_of(
+        (0, "a", STEP, 0.5), (0, "b", STEP, 0.9), (1, "c", STEP, 0.1), (1, "d", STEP, 0.2)
+    )
     assert Mcts(64, 2, 1).plan(tree) == Round({4: 2})
     assert Mcts(64, 2, 2).plan(tree) == Round({4: 2, 2: 2})
 
@@ -98,7 +102,9 @@ def test_a_walk_under_way_is_a_visit_for_the_next() -> None:
     """3 goes on. Q of 1 is 0.9 + 0.5 + 0.4, so with 3 visits it is worth 0.6 + 0.31, with 4 only
     0.45 + 0.28: the second walk goes to 2, worth 0.2 + 0.70 by then, where 4 would have been next.
     """
-    tree = drawn((0, "a", STEP, 0.9), (0, "b", STEP, 0.2), (1, "c", STEP, 0.5), (1, "d", STEP, 0.4))
+    tree = tree_of(
+        (0, "a", STEP, 0.9), (0, "b", STEP, 0.2), (1, "c", STEP, 0.5), (1, "d", STEP, 0.4)
+    )
     assert Mcts(64, 2, 2).plan(tree) == Round({3: 2, 2: 2})
 
 
@@ -106,7 +112,7 @@ def test_what_has_ended_is_no_rival_in_the_outlook() -> None:
     """After the walk to 2, 3 is 0.77 + 0.26 - 0.3 - 0.51 = 0.21 behind 1, and 5 is all that may
     grow below 1: that 4, which has ended, is worth 0.4 more than 5 does not hold it back.
     """
-    tree = drawn(
+    tree = tree_of(
         (0, "a", STEP, 0.9),
         (0, "b", STEP, 0.9),
         (0, "c", STEP, 0.3),
@@ -120,7 +126,7 @@ def test_who_stands_below_a_lesser_step_is_as_far_behind() -> None:
     """5 goes on. 6 is all else that may grow below 2, the better step, and 3 all below 1, which is
     (2.6/4 + 1.65/5) - (1/3 + 1.65/4) = 0.23 behind.
     """
-    tree = drawn(
+    tree = tree_of(
         (0, "a", STEP, 0.3),
         (0, "b", STEP, 0.9),
         (1, "c", STEP, 0.1),
@@ -141,7 +147,7 @@ def test_ties_go_to_the_lower_id() -> None:
 
 def test_siblings_that_say_the_same_are_one_move() -> None:
     """1 and 2 are alike: their move has P = 2/3, that of 3 has 1/3; 2 never grows."""
-    tree = drawn((0, "a", STEP, 0.3), (0, "a", STEP, 0.3), (0, "b", STEP, 0.5))
+    tree = tree_of((0, "a", STEP, 0.3), (0, "a", STEP, 0.3), (0, "b", STEP, 0.5))
     policy = Mcts(64)
     visits = VisitCounts.of(tree, "mcts", lambda _: True)
     u = 1.25 * sqrt(3) / 2
@@ -152,7 +158,7 @@ def test_siblings_that_say_the_same_are_one_move() -> None:
 
 def twice() -> Tree:
     """Two children an expansion: the root, 1, 2 and 3 have grown; all their last steps ended."""
-    return drawn(
+    return tree_of(
         (0, "a", STEP, 0.9),
         (0, "b", STEP, 0.8),
         (1, "c", STEP, 0.7),
@@ -179,31 +185,31 @@ def test_a_node_is_expanded_again_by_the_root_of_what_is_below() -> None:
 def test_the_third_expansion_needs_nine(steps: int, again: bool) -> None:
     """A child an expansion: two of the root, and one of each step but the last below 1."""
     below = [(3 + i if i >= 0 else 1, "s", STEP, 0.5) for i in range(-1, steps - 1)]
-    tree = drawn((0, "a", STEP, 0.5), (0, "b", STEP, 0.5), *below)
+    tree = tree_of((0, "a", STEP, 0.5), (0, "b", STEP, 0.5), *below)
     assert expansions_below(tree, 1)[0] == 2 + steps
     assert (0 in [node.id for node in Mcts(64, 1).frontier(tree)]) is again
 
 
 def test_a_walk_never_goes_where_nothing_may_grow() -> None:
     """1 is worth more than 2, but all below it has ended."""
-    tree = drawn((0, "a", STEP, 0.9), (0, "b", STEP, 0.1), (1, "c", END, 0.9), (1, "d", END, 0.9))
+    tree = tree_of((0, "a", STEP, 0.9), (0, "b", STEP, 0.1), (1, "c", END, 0.9), (1, "d", END, 0.9))
     assert Mcts(64, 2, 4).plan(tree) == Round({2: 2})
 
 
 def test_when_nothing_may_grow_the_root_does() -> None:
     """Everything has ended or died: new first steps, as many as an expansion has."""
-    tree = drawn((0, "a", END, 0.9), (0, "", Finish.EMPTY, None))
+    tree = tree_of((0, "a", END, 0.9), (0, "", Finish.EMPTY, None))
     assert [node.id for node in Mcts(64, 2).frontier(tree)] == [0]
     assert Mcts(64, 2).plan(tree) == Round({0: 2})
 
 
 def test_width_and_expansions_are_budgets() -> None:
     """One trajectory is left to finish: one child. No expansion is left: nothing."""
-    assert Mcts(2, 3).plan(grown()) == Round({3: 1})
-    assert Mcts(1).plan(grown()) is None
-    assert Mcts(1).stopped(grown()) is None
-    assert Mcts(2).stopped(grown()) is StopReason.WIDTH_SPENT
-    spent = Mcts(64, expansions=2)
-    assert spent.plan(grown()) is None
-    assert spent.stopped(grown()) is StopReason.WIDTH_SPENT
-    assert Mcts(64, expansions=3).plan(grown()) == Round({3: 3})
+    assert Mcts(2, 3).plan(small()) == Round({3: 1})
+    assert Mcts(1).plan(small()) is None
+    assert Mcts(1).stopped(small()) is None
+    assert Mcts(2).stopped(small()) is StopReason.WIDTH_SPENT
+    exhausted = Mcts(64, expansions=2)
+    assert exhausted.plan(small()) is None
+    assert exhausted.stopped(small()) is StopReason.WIDTH_SPENT
+    assert Mcts(64, expansions=3).plan(small()) == Round({3: 3})

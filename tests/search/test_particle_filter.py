@@ -21,7 +21,7 @@ from search.policies.policy import Round
 from search.spec import SearchSpec
 from search.tree import Finish, Tree
 from tests.search.scripted_engine import ScriptedEngine, grow
-from tests.search.trees import END, STEP, drawn, row
+from tests.search.trees import END, STEP, row, tree_of
 
 
 def test_a_leaf_weighs_its_odds() -> None:
@@ -83,18 +83,18 @@ def test_equal_particles_get_equal_places(
 
 def test_the_offset_is_uniform_enough() -> None:
     """Ten thousand seeds: within (0, 1), each tenth of it hit about a thousand times."""
-    drawn_offsets = [offset(seed, 2) for seed in range(10_000)]
-    assert 0 < min(drawn_offsets) < max(drawn_offsets) < 1
-    tenths = [sum(int(10 * u) == tenth for u in drawn_offsets) for tenth in range(10)]
+    offsets = [offset(seed, 2) for seed in range(10_000)]
+    assert 0 < min(offsets) < max(offsets) < 1
+    tenths = [sum(int(10 * u) == tenth for u in offsets) for tenth in range(10)]
     assert 850 < min(tenths) <= max(tenths) < 1150
 
 
-@pytest.mark.parametrize(("drawn_seed", "half_steps"), [(0, 1), (2**64 - 1, 2**33 - 1)])
+@pytest.mark.parametrize(("hash_value", "half_steps"), [(0, 1), (2**64 - 1, 2**33 - 1)])
 def test_no_offset_reaches_zero_or_one(
-    drawn_seed: int, half_steps: int, monkeypatch: pytest.MonkeyPatch
+    hash_value: int, half_steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The lowest and the highest hash: half a step of 2**-32 inside."""
-    monkeypatch.setattr("search.policies.particle_filter.node_seed", lambda *_: drawn_seed)
+    monkeypatch.setattr("search.policies.particle_filter.node_seed", lambda *_: hash_value)
     assert offset(3, 2) == half_steps / 2**33
 
 
@@ -126,7 +126,7 @@ def test_a_tree_has_one_plan() -> None:
 
 def test_ended_trajectories_keep_their_places() -> None:
     """Two of four have ended: the open two share two places; the best, ended, is not copied."""
-    tree = drawn((0, "a", END, 1.0), (0, "b", STEP, 0.5), (0, "c", STEP, 0.5), (0, "d", END, 0.0))
+    tree = tree_of((0, "a", END, 1.0), (0, "b", STEP, 0.5), (0, "c", STEP, 0.5), (0, "d", END, 0.0))
     assert ParticleFilter(4, 3).plan(tree) == Round({2: 1, 3: 1})
 
 
@@ -135,8 +135,8 @@ def test_the_seed_is_the_searchs() -> None:
     spec = SearchSpec(policy="particle_filter", width=8, seed=5)
     assert ParticleFilter.from_spec(spec) == ParticleFilter(8, 5)
     dials = {"ess_threshold": 0.5, "soft_start": True, "max_depth": 9}
-    other = ParticleFilter.from_spec(spec.model_copy(update=dials))
-    assert other == ParticleFilter(8, 5, 0.5, True, 9)
+    configured = ParticleFilter.from_spec(spec.model_copy(update=dials))
+    assert configured == ParticleFilter(8, 5, 0.5, True, 9)
     for seed in (0, None):
         spec = SearchSpec(policy="particle_filter", width=8, seed=seed)
         assert ParticleFilter.from_spec(spec) == ParticleFilter(8, 0)
@@ -157,14 +157,14 @@ def test_it_is_resampled_where_few_count() -> None:
     Odds 9999 : 1 / 9999: ESS hardly above 1 of 2, drawn at .6 too.
     """
     assert ParticleFilter(2, 3, 0.5).plan(row(0.75, 0.5)) == Round({1: 1, 2: 1})
-    drawn_again = ParticleFilter(2, 3).plan(row(0.75, 0.5))
-    assert ParticleFilter(2, 3, 0.8).plan(row(0.75, 0.5)) == drawn_again
+    resampled = ParticleFilter(2, 3).plan(row(0.75, 0.5))
+    assert ParticleFilter(2, 3, 0.8).plan(row(0.75, 0.5)) == resampled
     assert ParticleFilter(2, 3, 0.6).plan(row(0.9999, 0.0001)) == Round({1: 2}, (2,))
 
 
 def test_free_places_are_always_drawn() -> None:
     """One of three died at birth: two leaves for three places are no level to leave as it is."""
-    tree = drawn((0, "a", STEP, 0.5), (0, "", Finish.EMPTY, None), (0, "b", STEP, 0.5))
+    tree = tree_of((0, "a", STEP, 0.5), (0, "", Finish.EMPTY, None), (0, "b", STEP, 0.5))
     plan = ParticleFilter(3, 3, 0.1).plan(tree)
     assert plan is not None
     assert sum(plan.expand.values()) == 3
@@ -172,7 +172,7 @@ def test_free_places_are_always_drawn() -> None:
 
 def two_levels(second: tuple[float, float]) -> Tree:
     """Two particles of odds 3 : 1, each with one child."""
-    return drawn(
+    return tree_of(
         (0, "a", STEP, 0.75),
         (0, "b", STEP, 0.5),
         (1, "c", STEP, second[0]),
@@ -184,8 +184,8 @@ def test_weights_multiply_until_they_are_drawn_by() -> None:
     """Not resampled at .5, the children weigh 3 * 3 : 1 * 1; resampled (at .8), 3 : 1."""
     tree = two_levels((0.75, 0.5))
     leaves = list(tree.leaves())
-    kept = ParticleFilter(2, 3, 0.5).weights(tree, leaves)
-    assert kept == pytest.approx([1, 1 / 9])
+    multiplied = ParticleFilter(2, 3, 0.5).weights(tree, leaves)
+    assert multiplied == pytest.approx([1, 1 / 9])
     fresh = ParticleFilter(2, 3, 0.8).weights(tree, leaves)
     assert fresh == pytest.approx([1, 1 / 3])
     # 9 : 1 has an ESS of 100/82 = 1.22 of 2: at .65 this level is drawn, the first (1.6) is not

@@ -26,9 +26,9 @@ def test_without_a_reward_one_child() -> None:
 @given(REWARDS, st.integers(1, 16))
 def test_a_better_beam_may_run_as_many_ahead(rewards: list[float | None], branching: int) -> None:
     """From 1 to B, monotone in the reward, the best beam B."""
-    found = potentials(rewards, branching)
-    pairs = [(r, p) for r, p in zip(rewards, found, strict=True) if r is not None]
-    assert all(1 <= p <= branching for p in found)
+    limits = potentials(rewards, branching)
+    pairs = [(r, p) for r, p in zip(rewards, limits, strict=True) if r is not None]
+    assert all(1 <= p <= branching for p in limits)
     assert all(p <= q for r, p in pairs for s, q in pairs if r <= s)
     if pairs:
         assert max(pairs)[1] == branching

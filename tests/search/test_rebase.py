@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from search.policies.policy import Round
 from search.policies.rebase import Rebase, allocate
 from search.tree import Tree
-from tests.search.trees import END, STEP, drawn, row
+from tests.search.trees import END, STEP, row, tree_of
 
 
 @pytest.mark.parametrize(
@@ -105,13 +105,13 @@ def test_ties_go_to_the_lower_id() -> None:
 
 def test_width_shrinks_by_finished_trajectories() -> None:
     """Two of width 8 have finished: the open two share 6; a finished one is no candidate."""
-    tree = drawn((0, "a", END, 0.9), (0, "b", STEP, 0.5), (0, "c", STEP, 0.5), (0, "d", END, 0.1))
+    tree = tree_of((0, "a", END, 0.9), (0, "b", STEP, 0.5), (0, "c", STEP, 0.5), (0, "d", END, 0.1))
     assert Rebase(8, 0.2).plan(tree) == Round({2: 3, 3: 3})
 
 
 def crowd() -> Tree:
     """Four twins ``a`` (1 to 4) and one ``b`` (5), all of reward .5."""
-    return drawn(*[(0, "a", STEP, 0.5)] * 4, (0, "b", STEP, 0.5))
+    return tree_of(*[(0, "a", STEP, 0.5)] * 4, (0, "b", STEP, 0.5))
 
 
 @pytest.mark.parametrize(
@@ -131,14 +131,14 @@ def test_mass_by_hand(mass: float, plan: Round) -> None:
 
 def test_mass_and_reward_multiply() -> None:
     """Four of .5 against one of .7 at T = .2: 4^.5 e^-1 = .7358 to 1; 10/1.7358 = 5.76 -> 6."""
-    tree = drawn(*[(0, "a", STEP, 0.5)] * 4, (0, "b", STEP, 0.7))
+    tree = tree_of(*[(0, "a", STEP, 0.5)] * 4, (0, "b", STEP, 0.7))
     assert Rebase(10, 0.2, 0.5).plan(tree) == Round({5: 6, 1: 4}, (2, 3, 4))
 
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=12), st.integers(1, 40), st.floats(0, 0.9))
 def test_mass_spends_the_width(steps: list[int], width: int, mass: float) -> None:
     """Whatever is equal: exactly the width, and never to two twins."""
-    tree = drawn(*((0, f"{step}", STEP, step / 4) for step in steps))
+    tree = tree_of(*((0, f"{step}", STEP, step / 4) for step in steps))
     plan = Rebase(width, 0.2, mass).plan(tree)
     assert plan is not None
     assert sum(plan.expand.values()) == width
@@ -149,7 +149,7 @@ def test_mass_spends_the_width(steps: list[int], width: int, mass: float) -> Non
 def test_the_floor_by_hand() -> None:
     """14, 2, 0 becomes 13, 2, 1 down to the floor; below it nothing changes."""
     assert Rebase(16, 0.2, floor_levels=1).plan(row(0.9, 0.5, 0.1)) == Round({1: 13, 2: 2, 3: 1})
-    below = drawn(
+    below = tree_of(
         (0, "r", STEP, 0.5), *((1, s, STEP, r) for s, r in zip("abc", (0.9, 0.5, 0.1), strict=True))
     )
     assert Rebase(16, 0.2, floor_levels=1).plan(below) == Round({2: 14, 3: 2}, (4,))
@@ -157,7 +157,7 @@ def test_the_floor_by_hand() -> None:
 
 def test_the_floor_is_for_paths_not_for_leaves() -> None:
     """Of two twins one has a child: the path needs no other. 4 e^0 : e^-4 gives a, a 2 each."""
-    tree = drawn((0, "a", STEP, 0.9), (0, "a", STEP, 0.9), (0, "b", STEP, 0.1))
+    tree = tree_of((0, "a", STEP, 0.9), (0, "a", STEP, 0.9), (0, "b", STEP, 0.1))
     assert Rebase(4, 0.2).plan(tree) == Round({1: 2, 2: 2}, (3,))
     assert Rebase(4, 0.2, floor_levels=1).plan(tree) == Round({1: 2, 2: 1, 3: 1})
 

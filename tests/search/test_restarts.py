@@ -19,7 +19,7 @@ from search.spec import PolicyName, SearchSpec
 from search.tree import ROOT
 from tests.search.scripted_engine import ScriptedEngine, grow
 from tests.search.test_width import ROUGH, dead_stay_dead, widths
-from tests.search.trees import END, STEP, drawn, row
+from tests.search.trees import END, STEP, row, tree_of
 
 ONCE = Restarts(1, 0.1)
 WITH_RESTARTS: tuple[PolicyName, ...] = ("rebase", "ets", "ets_kv", "dora", "adaptive")
@@ -53,7 +53,7 @@ def test_a_reward_that_is_not_known_is_no_zero() -> None:
 def test_so_is_a_trajectory_that_has_ended() -> None:
     """With .5: what is left of the width is dealt below the leaves. With .05: at the root."""
     for reward, expected in ((0.5, 1), (0.05, ROOT)):
-        tree = drawn((0, "a", STEP, 0.0), (0, "b", END, reward))
+        tree = tree_of((0, "a", STEP, 0.0), (0, "b", END, reward))
         plan = rebase(2, ONCE).plan(tree)
         assert plan is not None
         assert plan.expand == {expected: 1}
@@ -61,7 +61,9 @@ def test_so_is_a_trajectory_that_has_ended() -> None:
 
 def test_deeper_levels_start_again_at_the_root_too() -> None:
     """Below a promising step nothing is; that step stays, its children do not."""
-    tree = drawn((0, "a", STEP, 0.9), (0, "b", STEP, 0.0), (1, "c", STEP, 0.0), (1, "d", STEP, 0.0))
+    tree = tree_of(
+        (0, "a", STEP, 0.9), (0, "b", STEP, 0.0), (1, "c", STEP, 0.0), (1, "d", STEP, 0.0)
+    )
     tree.prune(2)
     assert rebase(2, ONCE).plan(tree) == Round({ROOT: 2}, (3, 4))
 
@@ -80,7 +82,7 @@ def test_chains_stand_by_again() -> None:
     """Of width 3 one chain, a - b, ended; x and y have no hope, nor has a: they start again, and
     the chain's first step is a candidate beside what is new."""
     chain = [(0, "a", STEP, 0.05), (1, "b", END, 0.0)]
-    level = drawn(*chain, (0, "x", STEP, 0.0))
+    level = tree_of(*chain, (0, "x", STEP, 0.0))
     adaptive = Adaptive(3, 1, 1.0, rebase(3, ONCE))
     assert adaptive.plan(level) == Round({ROOT: 2}, (3,))
     level.prune(3)

@@ -68,5 +68,5 @@ def test_advantages_add_up_along_a_trajectory(data: st.DataObject) -> None:
     for node in tree.nodes:
         below = [steps[child] for child in node.children if steps[child].trajectories]
         if below and node.state is NodeState.OPEN:
-            whole = sum(step.value * step.trajectories for step in below if step.value is not None)
-            assert steps[node.id].value == pytest.approx(whole / steps[node.id].trajectories)
+            total = sum(step.value * step.trajectories for step in below if step.value is not None)
+            assert steps[node.id].value == pytest.approx(total / steps[node.id].trajectories)

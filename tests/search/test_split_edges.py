@@ -41,7 +41,7 @@ class Case:
         dials = float(self.budget), float(self.diversity)
         return Program.of(blocks, self.weights, self.clusters, *dials)
 
-    def kept(self, ends: set[int]) -> int:
+    def bits_of(self, ends: set[int]) -> int:
         """The leaves that end in these blocks, leaf i as bit i."""
         blocks = token_blocks(self.tree, self.leaves)
         return sum(1 << i for i, end in enumerate(blocks.ends) if end in ends)
@@ -53,21 +53,21 @@ class Case:
         prefixes = {path[:n] for path in paths for n in range(1, len(path) + 1)}
         bit = {prefix: 1 << i for i, prefix in enumerate(sorted(prefixes))}
         needs = [sum(bit[path[:n]] for n in range(1, len(path) + 1)) for path in paths]
-        found = {}
-        for kept in range(1, 1 << len(paths)):
-            chosen = [i for i in range(len(paths)) if kept >> i & 1]
-            held = 0
-            for i in chosen:
-                held |= needs[i]
-            if any(need | held == held and not kept >> i & 1 for i, need in enumerate(needs)):
+        values = {}
+        for bits in range(1, 1 << len(paths)):
+            members = [i for i in range(len(paths)) if bits >> i & 1]
+            cover = 0
+            for i in members:
+                cover |= needs[i]
+            if any(need | cover == cover and not bits >> i & 1 for i, need in enumerate(needs)):
                 continue
-            covered = len({self.clusters[i] for i in chosen}) if self.clusters else 0
-            found[kept] = (
-                Fraction(sum(self.weights[i] for i in chosen), sum(self.weights))
-                - self.budget * Fraction(held.bit_count(), len(prefixes))
+            covered = len({self.clusters[i] for i in members}) if self.clusters else 0
+            values[bits] = (
+                Fraction(sum(self.weights[i] for i in members), sum(self.weights))
+                - self.budget * Fraction(cover.bit_count(), len(prefixes))
                 + self.diversity * Fraction(covered, len(set(self.clusters)) or 1)
             )
-        return found
+        return values
 
 
 def case(seed: int, most: int = 9) -> Case:
@@ -94,13 +94,13 @@ def case(seed: int, most: int = 9) -> Case:
     return Case(tree, leaves, weights, clusters, budget, diversity)
 
 
-def check(found: Case) -> int:
+def check(instance: Case) -> int:
     """Whether an edge was split; what is kept is an optimum, but for what rounding hides."""
-    program = found.program
-    objectives = found.objectives()
-    count = len(program.above) + len(found.weights) + len(program.members)
+    program = instance.program
+    objectives = instance.objectives()
+    count = len(program.above) + len(instance.weights) + len(program.members)
     least = max(objectives.values()) - Fraction(count, UNIT)
-    assert objectives[found.kept(best_set(program))] >= least
+    assert objectives[instance.bits_of(best_set(program))] >= least
     return any(above > block for block, above in enumerate(program.above))
 
 
@@ -120,9 +120,9 @@ def test_the_solver_says_the_same() -> None:
     """HiGHS, for a hundred of them."""
     for seed in range(100):
         program = case(seed).program
-        kept = solve(program, "highs")
-        assert kept
-        assert program.value(kept) == program.value(best_set(program))
+        kept_blocks = solve(program, "highs")
+        assert kept_blocks
+        assert program.value(kept_blocks) == program.value(best_set(program))
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ async def test_all_of_them() -> None:
     Candidates: 2 + 4 + 2 (equal ends once) + 4 + 3 = 15. Round 3: that one ends with 2 more:
     only its path is a candidate: 2 + 4 + 3 + 2 = 11.
     """
-    said = {
+    replies = {
         "Q?": ["aa\n\n", "ab\n\n", "cc\n\n"],
         "Q?ab\n\n": ["1", "1"],
         "Q?cc\n\n": ["d\n\n"],
@@ -28,7 +28,7 @@ async def test_all_of_them() -> None:
     }
 
     def say(branch: Branch) -> str:
-        return said["".join(map(chr, branch.tokens))][branch.child]
+        return replies["".join(map(chr, branch.tokens))][branch.child]
 
     clock = Clock(10.0)
     engine = ScriptedEngine(

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from search.tree import Finish, Node, NodeState, Tree, node_seed
-from tests.search.trees import END, LENGTH, LIMIT, STEP, drawn
+from tests.search.trees import END, LENGTH, LIMIT, STEP, tree_of
 
 
 def test_a_tree_needs_a_prompt() -> None:
@@ -29,7 +29,7 @@ def test_a_tree_needs_a_prompt() -> None:
 )
 def test_a_steps_end_decides_its_state(finish: Finish, state: NodeState) -> None:
     """Each way to end has one outcome, and only open nodes grow."""
-    tree = drawn((0, "a", finish, None))
+    tree = tree_of((0, "a", finish, None))
     assert tree[1].state is state
     if state is not NodeState.OPEN:
         with pytest.raises(ValueError, match=f"node 1 is {state}; only open nodes grow"):
@@ -54,7 +54,9 @@ def test_a_node_is_what_was_said_of_it() -> None:
 
 def test_paths_depths_and_texts() -> None:
     """Two levels: child indices name the path, tokens and texts add up from the prompt."""
-    tree = drawn((0, "a", STEP, None), (0, "b", STEP, None), (2, "c", STEP, None), (2, "d", END, 1))
+    tree = tree_of(
+        (0, "a", STEP, None), (0, "b", STEP, None), (2, "c", STEP, None), (2, "d", END, 1)
+    )
     node = tree[4]
     assert (node.path, node.child, node.depth) == ((1, 1), 1, 2)
     assert tree.tokens(4) == tuple(map(ord, "?bd"))
@@ -67,7 +69,7 @@ def test_paths_depths_and_texts() -> None:
 
 def test_above_are_the_steps_on_the_way() -> None:
     """2 and 3 for leaf 3, 1 for itself until it is pruned; 4 has ended. The root is no step."""
-    tree = drawn(
+    tree = tree_of(
         (0, "aa", STEP, None), (0, "b", STEP, None), (2, "c", STEP, None), (2, "d", END, 1)
     )
     assert tree.above(tree.leaves()) == {1, 2, 3}
@@ -78,7 +80,7 @@ def test_above_are_the_steps_on_the_way() -> None:
 
 def test_an_inner_node_is_pruned_alone() -> None:
     """What has grown from it stays open."""
-    tree = drawn((0, "a", STEP, None), (1, "b", STEP, None))
+    tree = tree_of((0, "a", STEP, None), (1, "b", STEP, None))
     tree.prune(1)
     assert [node.state for node in tree.nodes[1:]] == [NodeState.PRUNED, NodeState.OPEN]
     assert [leaf.id for leaf in tree.leaves()] == [2]
@@ -86,7 +88,7 @@ def test_an_inner_node_is_pruned_alone() -> None:
 
 def test_pruning_leaves_the_finished_alone() -> None:
     """A finished trajectory stays finished."""
-    tree = drawn((0, "a", END, None))
+    tree = tree_of((0, "a", END, None))
     tree.prune(1)
     assert tree[1].state is NodeState.FINISHED
 

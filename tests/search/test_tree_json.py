@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from search.tree_json import from_json, to_json
-from tests.search.test_width import rough, watched
-from tests.search.trees import END, STEP, drawn
+from tests.search.test_width import rough, watch
+from tests.search.trees import END, STEP, tree_of
 
 
 @settings(max_examples=25)
@@ -19,7 +19,7 @@ from tests.search.trees import END, STEP, drawn
 async def test_there_and_back(seed: int, width: int, scored: bool) -> None:
     """Every node of every searched tree is the same after a trip through JSON text."""
     policy = "rebase" if scored else "self_consistency"
-    outcome, _ = await watched(rough(20, 20, 10), policy, width, seed)
+    outcome, _ = await watch(rough(20, 20, 10), policy, width, seed)
     tree = from_json(json.loads(json.dumps(to_json(outcome.tree))))
     assert tree.nodes == outcome.tree.nodes
     assert tree.prompt == outcome.tree.prompt
@@ -28,7 +28,7 @@ async def test_there_and_back(seed: int, width: int, scored: bool) -> None:
 
 def test_the_layout() -> None:
     """Version 1, spelt out."""
-    tree = drawn((0, "a", STEP, 0.25), (0, "b", STEP, None), (1, "c", END, 1.0))
+    tree = tree_of((0, "a", STEP, 0.25), (0, "b", STEP, None), (1, "c", END, 1.0))
     tree.prune(2)
     step = {"finish": "step", "logprob": -1.0, "entropy": 0.0}
     assert to_json(tree) == {
@@ -64,7 +64,7 @@ def test_a_bad_document_is_refused_by_field(
     path: tuple[str | int, ...], value: object, message: str
 ) -> None:
     """The error names the field, what it holds and what is allowed."""
-    document = copy.deepcopy(to_json(drawn((0, "a", STEP, 0.25), (1, "b", END, 0.5))))
+    document = copy.deepcopy(to_json(tree_of((0, "a", STEP, 0.25), (1, "b", END, 0.5))))
     at: object = document
     for part in path[:-1]:
         at = at[part]  # type: ignore[index]
@@ -75,7 +75,7 @@ def test_a_bad_document_is_refused_by_field(
 
 def test_a_child_of_a_finished_step_is_refused() -> None:
     """No tree can have grown like that."""
-    document = to_json(drawn((0, "a", END, 0.25), (0, "b", STEP, 0.5)))
+    document = to_json(tree_of((0, "a", END, 0.25), (0, "b", STEP, 0.5)))
     nodes = document["nodes"]
     assert isinstance(nodes, list)
     nodes[1]["parent"] = 1

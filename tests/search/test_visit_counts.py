@@ -13,12 +13,12 @@ from search.policies.visit_counts import (
     leads,
 )
 from search.tree import Finish, NodeState, Tree
-from tests.search.trees import END, STEP, drawn, row
+from tests.search.trees import END, STEP, row, tree_of
 
 
 def small() -> Tree:
     """1 has ended once (3) and is open once (4); below 2 a step died at birth (5)."""
-    return drawn(
+    return tree_of(
         (0, "a", STEP, 0.8),
         (0, "b", STEP, 0.4),
         (1, "c", END, 0.9),
@@ -58,7 +58,7 @@ def test_a_virtual_visit_is_one_more_of_the_whole_path() -> None:
 
 def test_expansions_are_counted_by_the_branch() -> None:
     """Two children a time: 3 children are two expansions, the second cut short."""
-    tree = drawn(*((0, f"s{i}", STEP, 0.5) for i in range(3)), (1, "a", STEP, 0.5))
+    tree = tree_of(*((0, f"s{i}", STEP, 0.5) for i in range(3)), (1, "a", STEP, 0.5))
     assert expansions_below(tree, 2) == [3, 1, 0, 0, 0]
 
 
@@ -75,7 +75,7 @@ def test_heads_are_the_best_of_the_last_expansions() -> None:
 
     Of these the better one has ended: that path has no head. Below 2 the better one is 8.
     """
-    tree = drawn(
+    tree = tree_of(
         (0, "a", STEP, 0.9),
         (0, "b", STEP, 0.8),
         (0, "c", STEP, 0.7),
@@ -88,13 +88,13 @@ def test_heads_are_the_best_of_the_last_expansions() -> None:
     assert [head.id for head in heads(tree, 2)] == [8, 3]
     assert [head.id for head in heads(tree, 4)] == [8]
     assert [head.id for head in heads(row(0.5, 0.5), 2)] == [1]
-    assert heads(drawn(), 2) == []
+    assert heads(tree_of(), 2) == []
     assert [head.id for head in heads(row(0.0, 0.5), 2)] == [2], "a reward of 0 is one"
 
 
 def test_twins_are_known_by_their_first() -> None:
     """2 says what 1 says, 5 what 4 says below it; 6 says it elsewhere. A twin is never a head."""
-    tree = drawn(
+    tree = tree_of(
         (0, "a", STEP, 0.9),
         (0, "a", STEP, 0.9),
         (0, "b", STEP, 0.5),

@@ -24,7 +24,7 @@ from search.vote import (
     vote_name,
 )
 from tests.search.scripted_engine import ScriptedEngine, grow
-from tests.search.trees import END, LIMIT, STEP, drawn
+from tests.search.trees import END, LIMIT, STEP, tree_of
 
 
 def last_letter(text: str) -> str | None:
@@ -34,7 +34,7 @@ def last_letter(text: str) -> str | None:
 
 def replies(*pairs: tuple[str, float | None]) -> Tree:
     """One-step trajectories with these answers and rewards, as nodes 1, 2, ..."""
-    return drawn(*((0, answer, END, reward) for answer, reward in pairs))
+    return tree_of(*((0, answer, END, reward) for answer, reward in pairs))
 
 
 def vote(tree: Tree, rule: VoteName) -> Ballot:
@@ -85,7 +85,7 @@ PATHS = (
 )
 def test_best_by_path(rule: VoteName, chosen: int, weights: dict[str, float]) -> None:
     """last, min, product and mean of a trajectory's rewards each pick their own winner."""
-    ballot = vote(drawn(*PATHS), rule)
+    ballot = vote(tree_of(*PATHS), rule)
     assert ballot.chosen == chosen
     assert [c.answer for c in ballot.answers] == list(weights)
     assert [c.weight for c in ballot.answers] == pytest.approx(list(weights.values()))
@@ -97,7 +97,7 @@ def test_best_by_path(rule: VoteName, chosen: int, weights: dict[str, float]) ->
 def test_the_reply_is_the_best_member_by_the_rules_own_score(rule: VoteName, chosen: int) -> None:
     """Both say a: 3 has .9 and .5 on its path, 4 has .2 and .8."""
     steps = ((0, "p", STEP, 0.9), (0, "q", STEP, 0.2), (1, "a", END, 0.5), (2, "a", END, 0.8))
-    assert vote(drawn(*steps), rule).chosen == chosen
+    assert vote(tree_of(*steps), rule).chosen == chosen
 
 
 def test_best_takes_the_best_member_not_the_sum() -> None:
@@ -140,11 +140,11 @@ def test_equal_paths_are_a_tie(
 ) -> None:
     """Equal on paper is equal: the reply is the one with the lower id, whichever way round."""
     for paths in (first, second), (second, first):
-        tree = drawn()
+        tree = tree_of()
         ends = [down(tree, rewards, answer) for rewards, answer in zip(paths, "ab", strict=True)]
         ballot = vote(tree, rule)
         assert (ballot.answer, ballot.chosen) == ("a", ends[0])
-        assert [found.weight for found in ballot.answers] == [pytest.approx(weight, abs=1e-9)] * 2
+        assert [answer.weight for answer in ballot.answers] == [pytest.approx(weight, abs=1e-9)] * 2
 
 
 def down(tree: Tree, rewards: tuple[float, ...], answer: str) -> int:
@@ -163,15 +163,15 @@ def down(tree: Tree, rewards: tuple[float, ...], answer: str) -> int:
 )
 def test_the_best_path_is_the_first_of_the_best(paths: list[list[int]], rule: VoteName) -> None:
     """Rewards in tenths, and whole numbers compared crosswise: no fraction, no float."""
-    tree = drawn()
+    tree = tree_of()
     ends = [down(tree, tuple(tenth / 10 for tenth in path), "a") for path in paths]
 
-    def beats(one: list[int], other: list[int]) -> bool:
+    def beats(first: list[int], second: list[int]) -> bool:
         if rule == "best_min":
-            return min(one) > min(other)
+            return min(first) > min(second)
         if rule == "best_mean":
-            return sum(one) * len(other) > sum(other) * len(one)
-        return prod(one) * 10 ** len(other) > prod(other) * 10 ** len(one)
+            return sum(first) * len(second) > sum(second) * len(first)
+        return prod(first) * 10 ** len(second) > prod(second) * 10 ** len(first)
 
     best = 0
     for i, path in enumerate(paths):
@@ -188,7 +188,7 @@ def test_replies_without_an_answer_do_not_vote() -> None:
 
 def test_cut_trajectories_vote_only_with_an_answer() -> None:
     """Cut with an answer: counted. Cut without: not."""
-    tree = drawn((0, "a", END, 0.2), (0, "b", LIMIT, 0.6), (0, "-", LIMIT, 0.9))
+    tree = tree_of((0, "a", END, 0.2), (0, "b", LIMIT, 0.6), (0, "-", LIMIT, 0.9))
     assert vote(tree, "weighted_majority").answers == (
         AnswerClass("b", 0.6, 1, 2),
         AnswerClass("a", 0.2, 1, 1),
@@ -198,10 +198,12 @@ def test_cut_trajectories_vote_only_with_an_answer() -> None:
 def test_no_answer_falls_back_to_the_best_reward_and_says_so() -> None:
     """Among replies that ended; a cut one only if there is no other. Ties: the lower id. A reward
     of 0 is one."""
-    tree = drawn((0, "-", END, 0.2), (0, "x-", END, 0.6), (0, "y-", END, 0.6), (0, "-", LIMIT, 1.0))
+    tree = tree_of(
+        (0, "-", END, 0.2), (0, "x-", END, 0.6), (0, "y-", END, 0.6), (0, "-", LIMIT, 1.0)
+    )
     assert vote(tree, "majority") == Ballot(None, 2, (), "best_last (no reply has an answer)")
-    cut = drawn((0, "-", LIMIT, 0.2), (0, "-", LIMIT, 0.6))
-    assert vote(cut, "majority").chosen == 2
+    cut_tree = tree_of((0, "-", LIMIT, 0.2), (0, "-", LIMIT, 0.6))
+    assert vote(cut_tree, "majority").chosen == 2
     assert vote(replies(("-", 0.0), ("-", 0.5)), "majority").chosen == 2
 
 
@@ -209,10 +211,10 @@ def test_no_answer_and_no_reward_falls_back_to_the_mean_log_probability() -> Non
     """A token counts as a token: (-1 - 2*4)/5 = -1.8 a token beats -2.25; ties: the lower id. Five
     tokens at -1.5 each, -7.5 together, beat two at -2 each, -4 together."""
     lines = ((0, "p", STEP, None), (1, "qrs-", END, None), (0, "long-", END, None))
-    ballot = vote(drawn(*lines, logprobs=(-1.0, -2.0, -2.25)), "majority")
+    ballot = vote(tree_of(*lines, logprobs=(-1.0, -2.0, -2.25)), "majority")
     assert ballot == Ballot(None, 2, (), "best_logprob (no reply has an answer)")
-    assert vote(drawn(*lines, logprobs=(-1.0, -2.0, -1.6)), "majority").chosen == 3
-    short = drawn((0, "s-", END, None), (0, "long-", END, None), logprobs=(-2.0, -1.5))
+    assert vote(tree_of(*lines, logprobs=(-1.0, -2.0, -1.6)), "majority").chosen == 3
+    short = tree_of((0, "s-", END, None), (0, "long-", END, None), logprobs=(-2.0, -1.5))
     assert vote(short, "majority").chosen == 2
     assert vote(replies(("-", None), ("-", None)), "majority").chosen == 1
     assert vote(replies(("-", None), ("-", 0.5)), "majority").chosen == 1
@@ -221,7 +223,7 @@ def test_no_answer_and_no_reward_falls_back_to_the_mean_log_probability() -> Non
 def test_no_answer_no_reward_and_an_unknown_log_probability_is_the_first() -> None:
     """One that is not known leaves nothing to go by but the order."""
     lines = ((0, "p-", END, None), (0, "q-", END, None), (0, "r-", END, None))
-    ballot = vote(drawn(*lines, logprobs=(-2.0, None, -1.0)), "majority")
+    ballot = vote(tree_of(*lines, logprobs=(-2.0, None, -1.0)), "majority")
     assert ballot == Ballot(None, 1, (), "first (no reply has an answer)")
 
 
@@ -230,13 +232,13 @@ def test_no_answer_no_reward_and_an_unknown_log_probability_is_the_first() -> No
 )
 def test_a_trajectorys_confidence_is_its_score(rule: VoteName, score: str) -> None:
     """Two steps of a token, by 1/2 and 1/4: the geometric mean is 0.35355, the least 1/4."""
-    tree = drawn((0, "a", STEP, None), (1, "1", END, None), logprobs=(log(1 / 2), log(1 / 4)))
+    tree = tree_of((0, "a", STEP, None), (1, "1", END, None), logprobs=(log(1 / 2), log(1 / 4)))
     assert path_score(tree, rule, tree[2]) == Fraction(score)
 
 
 def test_nothing_finished_chooses_nothing() -> None:
     """An open branch is no reply."""
-    ballot = vote(drawn((0, "a", STEP, 0.5)), "weighted_majority")
+    ballot = vote(tree_of((0, "a", STEP, 0.5)), "weighted_majority")
     assert ballot == Ballot(None, None, (), "none (no trajectory finished)")
 
 
@@ -245,11 +247,11 @@ def test_what_a_budget_cut_short_is_the_best_open_path() -> None:
     was given up, or has gone on, is none; where nothing was drawn there is no reply."""
     why = "(no trajectory finished)"
     lines = ((0, "a", STEP, 0.9), (0, "b", STEP, 0.5), (1, "c", STEP, 0.5), (0, "d", STEP, 0.8))
-    tree = drawn(*lines)
+    tree = tree_of(*lines)
     assert cut_short(tree).chosen == 4
     tree.prune(4)
     assert cut_short(tree) == Ballot(None, 2, (), f"best_last {why}")
-    bare = drawn((0, "a", STEP, None), (0, "b", STEP, 0.5), logprobs=(-1.0, -2.0))
+    bare = tree_of((0, "a", STEP, None), (0, "b", STEP, 0.5), logprobs=(-1.0, -2.0))
     assert cut_short(bare) == Ballot(None, 1, (), f"best_logprob {why}")
     assert cut_short(Tree([1])) == Ballot(None, None, (), f"none {why}")
 
@@ -257,7 +259,7 @@ def test_what_a_budget_cut_short_is_the_best_open_path() -> None:
 def test_when_every_branch_has_died_the_last_of_them_speaks() -> None:
     """One died at once, the other after a step: the step is the reply, the loop below it is not."""
     died = (0, "\n\n", Finish.EMPTY, None), (2, "a", Finish.LOOP, None)
-    tree = drawn(died[0], (0, "a", STEP, 0.1), died[1])
+    tree = tree_of(died[0], (0, "a", STEP, 0.1), died[1])
     assert vote(tree, "majority") == Ballot(None, 2, (), "last (every branch died)")
 
 
@@ -279,16 +281,16 @@ def test_the_rule_follows_the_policy_unless_given() -> None:
     assert vote_name(SearchSpec(policy="dora")) == "lineages"
 
 
-def near(one: str, other: str) -> bool:
+def near(first: str, second: str) -> bool:
     """Equal to within one: not transitive."""
-    return abs(int(one) - int(other)) <= 1
+    return abs(int(first) - int(second)) <= 1
 
 
 def classes(answers: str, same: Callable[[str, str], bool] | None = None) -> dict[str, list[int]]:
     """Node ids by class."""
     tree = replies(*((answer, 1.0) for answer in answers))
-    found = AnswerClasses(last_letter, same).of(tree)
-    return {name: [node.id for node in members] for name, members in found.items()}
+    members_by_answer = AnswerClasses(last_letter, same).of(tree)
+    return {name: [node.id for node in members] for name, members in members_by_answer.items()}
 
 
 def test_equal_answers_make_a_class_in_node_order() -> None:
@@ -301,22 +303,22 @@ def test_equal_answers_make_a_class_in_node_order() -> None:
 
 def test_an_answer_is_compared_once() -> None:
     """What is spelled as before is in that one's class: comparing may take a while."""
-    asked: list[tuple[str, str]] = []
-    classes("12123", lambda one, other: asked.append((one, other)) is not None)
-    assert asked == [("1", "2"), ("1", "3"), ("2", "3")]
+    comparisons: list[tuple[str, str]] = []
+    classes("12123", lambda first, second: comparisons.append((first, second)) is not None)
+    assert comparisons == [("1", "2"), ("1", "3"), ("2", "3")]
 
 
 @pytest.mark.promise(
     "Votes group equal answers by node order alone, whether during the search or at its end."
 )
 @given(st.text("123456789", max_size=12), st.sets(st.integers(0, 12)))
-def test_classes_do_not_depend_on_when_they_are_asked_for(answers: str, asked: set[int]) -> None:
+def test_classes_do_not_depend_on_when_they_are_asked_for(answers: str, moments: set[int]) -> None:
     """Sorted while the tree grows or all at once: the same classes, in the same order. Each joins
     the first one that was opened of those whose first member it equals."""
-    tree = drawn()
+    tree = tree_of()
     growing = AnswerClasses(last_letter, near)
     for i, answer in enumerate(answers):
-        if i in asked:
+        if i in moments:
             growing.of(tree)
         tree.add(0, (ord(answer),), answer, END).reward = 0.5
     once = AnswerClasses(last_letter, near).of(tree)
@@ -326,7 +328,7 @@ def test_classes_do_not_depend_on_when_they_are_asked_for(answers: str, asked: s
         opened = [name for name in expected if near(name, answer)]
         name = spelled.setdefault(answer, (opened or [answer])[0])
         expected.setdefault(name, []).append(node)
-    assert {name: [node.id for node in found] for name, found in once.items()} == expected
+    assert {name: [node.id for node in members] for name, members in once.items()} == expected
     assert list(growing.of(tree).items()) == list(once.items())
 
 
@@ -343,7 +345,7 @@ def test_lineages_count_once_for_an_answer_by_hand() -> None:
 
     Weighted majority: 2.4 to 1.1. By lineages: .9 to 1.1. A lineage may speak for two answers.
     """
-    tree = drawn(
+    tree = tree_of(
         (0, "a", STEP, 0.5),
         (0, "b", STEP, 0.5),
         (0, "c", STEP, 0.5),
@@ -364,14 +366,14 @@ def test_lineages_count_once_for_an_answer_by_hand() -> None:
 
 def test_a_lineage_without_a_reward_is_named() -> None:
     """As with every vote that reads rewards."""
-    tree = drawn((0, "1", END, None), (0, "1", END, 0.5))
+    tree = tree_of((0, "1", END, None), (0, "1", END, 0.5))
     with pytest.raises(RewardMissing, match="vote lineages needs one"):
         hold_vote(tree, "lineages", AnswerClasses(last_letter).of(tree))
 
 
 def test_the_best_of_a_lineage_wherever_it_stands() -> None:
     """.2 then .7 below one child of the root; nothing below another is worth nothing."""
-    tree = drawn((0, "a", STEP, 0.5), (0, "1", END, 0.0), (1, "1", END, 0.2), (1, "1", END, 0.7))
+    tree = tree_of((0, "a", STEP, 0.5), (0, "1", END, 0.0), (1, "1", END, 0.2), (1, "1", END, 0.7))
     (answer,) = hold_vote(tree, "lineages", AnswerClasses(last_letter).of(tree)).answers
     assert (answer.weight, answer.count, answer.reply) == (0.7, 3, 4)
 
@@ -393,7 +395,7 @@ def test_confidences_by_hand() -> None:
     By ``confidence`` 1 and 2 weigh .3150 + .25 to .4; by ``lowest_confidence`` .125 + .25 to .4.
     """
     halves = tuple(map(log, (1 / 2, 1 / 4, 1 / 8, 1 / 4, 2 / 5)))
-    tree = drawn(
+    tree = tree_of(
         (0, "ab", STEP, None),
         (0, "c", STEP, None),
         (1, "1", END, None),
@@ -414,7 +416,7 @@ def test_confidences_by_hand() -> None:
 @pytest.mark.parametrize("rule", CONFIDENCES)
 def test_confidences_need_every_steps_log_probability(rule: VoteName) -> None:
     """Some servers tell none."""
-    tree = drawn((0, "a", STEP, None), (1, "1", END, None), logprobs=(None, -1.0))
+    tree = tree_of((0, "a", STEP, None), (1, "1", END, None), logprobs=(None, -1.0))
     with pytest.raises(RewardMissing, match=f"node 2 has no log-probability; vote {rule}"):
         vote(tree, rule)
 

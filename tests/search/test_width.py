@@ -16,7 +16,7 @@ from search.policies.registry import POLICIES
 from search.spec import PolicyName, SearchSpec, StopReason
 from search.tree import NodeState, Tree
 from tests.search.scripted_engine import ScriptedEngine, dice, grow
-from tests.search.trees import END, STEP, drawn, row
+from tests.search.trees import END, STEP, row, tree_of
 
 LEVEL_BY_LEVEL = sorted(
     name
@@ -68,12 +68,12 @@ def dead_stay_dead(engine: ScriptedEngine, tree: Tree) -> set[int]:
     dead = set[int]()
     for hint in engine.hints:
         dead |= set(hint.dead)
-        for grown in hint.active:
-            assert not dead & {step.id for step in tree.chain(grown)}
+        for node_id in hint.active:
+            assert not dead & {step.id for step in tree.chain(node_id)}
     return dead
 
 
-async def watched(
+async def watch(
     engine: ScriptedEngine, policy: PolicyName, width: int, seed: int
 ) -> tuple[Outcome, list[Event]]:
     """A search and its events."""
@@ -86,7 +86,7 @@ async def watched(
 @ALL
 def test_a_spent_width_plans_nothing_whatever_is_open(policy: PolicyName) -> None:
     """Of width 1 one has finished: the open leaf beside it gets no round, not even an empty one."""
-    tree = drawn((0, "a", END, 0.2), (0, "b", STEP, 0.9))
+    tree = tree_of((0, "a", END, 0.2), (0, "b", STEP, 0.9))
     assert POLICIES[policy](SearchSpec(policy=policy, width=1)).plan(tree) is None
 
 
@@ -101,8 +101,8 @@ def test_where_nothing_is_open_nothing_is_planned(policy: PolicyName) -> None:
 @pytest.mark.parametrize("policy", SCORED)
 def test_a_missing_reward_is_an_error(policy: PolicyName) -> None:
     """A node without a reward is never dropped silently: the error names node and policy."""
-    named = f"node 2 has no reward; policy {policy.removesuffix('_kv')}"
-    with pytest.raises(RewardMissing, match=named):
+    message = f"node 2 has no reward; policy {policy.removesuffix('_kv')}"
+    with pytest.raises(RewardMissing, match=message):
         POLICIES[policy](SearchSpec(policy=policy, width=4)).plan(row(0.5, None))
 
 
@@ -130,20 +130,20 @@ async def test_every_round_spends_the_remaining_width(
 
     What a search leaves unspent is what died with no open branch beside it.
     """
-    outcome, events = await watched(rough(empty, ends, coarse), policy, width, seed)
-    planned, drawn, finished = widths(events), Counter[int](), Counter[int]()
+    outcome, events = await watch(rough(empty, ends, coarse), policy, width, seed)
+    planned, expanded, finished = widths(events), Counter[int](), Counter[int]()
     for event in events:
         if isinstance(event, Expanded):
-            drawn[event.round] += 1
+            expanded[event.round] += 1
         elif isinstance(event, Finished):
             finished[event.round] += 1
-    left = width
+    remaining = width
     for number in range(1, outcome.stats.rounds + 1):
-        assert planned[number] == drawn[number] == left
-        left -= finished[number]
-    assert len(outcome.tree.finished()) == width - left
+        assert planned[number] == expanded[number] == remaining
+        remaining -= finished[number]
+    assert len(outcome.tree.finished()) == width - remaining
     assert list(outcome.tree.leaves()) == []
-    assert left == 0 or outcome.stop_reason in (StopReason.WIDTH_SPENT, StopReason.DEPTH)
+    assert remaining == 0 or outcome.stop_reason in (StopReason.WIDTH_SPENT, StopReason.DEPTH)
 
 
 @ALL
@@ -153,7 +153,7 @@ async def test_what_is_pruned_is_never_expanded(
     policy: PolicyName, width: int, seed: int, coarse: int
 ) -> None:
     """An open node grows once, at the level below its parent's; a pruned one never."""
-    outcome, _ = await watched(rough(10, 20, coarse), policy, width, seed)
+    outcome, _ = await watch(rough(10, 20, coarse), policy, width, seed)
     for node in outcome.tree.nodes:
         if node.state is NodeState.PRUNED:
             assert node.children == []

@@ -10,7 +10,7 @@ Line = tuple[int, str, Finish, float | None]
 """A step: parent id, text, how it ended, reward."""
 
 
-def drawn(*lines: Line, logprobs: tuple[float | None, ...] = ()) -> Tree:
+def tree_of(*lines: Line, logprobs: tuple[float | None, ...] = ()) -> Tree:
     """The tree with these steps as nodes 1, 2, ...; a character is a token, the prompt is ``?``."""
     tree = Tree((ord("?"),))
     for i, (parent, text, finish, reward) in enumerate(lines):
@@ -22,4 +22,4 @@ def drawn(*lines: Line, logprobs: tuple[float | None, ...] = ()) -> Tree:
 
 def row(*rewards: float | None, finish: Finish = STEP) -> Tree:
     """A root with one child for each reward."""
-    return drawn(*((0, f"s{i}", finish, reward) for i, reward in enumerate(rewards)))
+    return tree_of(*((0, f"s{i}", finish, reward) for i, reward in enumerate(rewards)))

@@ -24,7 +24,7 @@ def checkpoint(request, tmp_path_factory) -> Path:
     return make_checkpoint(tmp_path_factory.mktemp("model") / request.param, request.param)
 
 
-def read(reader: PathReader, path: HeldPath, at: np.ndarray) -> PathCache:
+def read_path(reader: PathReader, path: HeldPath, at: np.ndarray) -> PathCache:
     """Tokens at some positions, read from what is held of a path."""
     cache = PathCache([path])
     reader.read(cache, IDS[at][None], at[None])
@@ -35,8 +35,8 @@ def test_a_row_reads_what_is_there_at_its_own_position(checkpoint: Path) -> None
     """The last of 50 tokens with seven keys gone: transformers' logits under a mask, and its
     attention in the middle layer, which adds up to 1."""
     reader, last = PathReader(checkpoint), np.array([LENGTH - 1])
-    kv = read(reader, reader.nothing, np.arange(LENGTH - 1)).kv_read(0)
-    ours = read(reader, HeldPath(KEPT[:-1], kv[..., KEPT[:-1], :]), last)
+    kv = read_path(reader, reader.nothing, np.arange(LENGTH - 1)).kv_read(0)
+    ours = read_path(reader, HeldPath(KEPT[:-1], kv[..., KEPT[:-1], :]), last)
     model = AutoModelForCausalLM.from_pretrained(
         checkpoint, dtype=torch.float32, attn_implementation="eager"
     )
@@ -60,10 +60,10 @@ def test_a_row_reads_what_is_there_at_its_own_position(checkpoint: Path) -> None
 def test_what_was_given_up_is_computed_again_from_what_is_left(checkpoint: Path) -> None:
     """Holes in several places and the last token: logits and keys as with no holes."""
     reader = PathReader(checkpoint)
-    whole = read(reader, reader.nothing, np.arange(LENGTH))
-    kv, kept = whole.kv_read(0), KEPT[:-1]
-    again = read(reader, HeldPath(kept, kv[..., kept, :]), np.append(GONE, LENGTH - 1))
-    np.testing.assert_allclose(again.logits, whole.logits, atol=1e-5)
+    full = read_path(reader, reader.nothing, np.arange(LENGTH))
+    kv, places = full.kv_read(0), KEPT[:-1]
+    again = read_path(reader, HeldPath(places, kv[..., places, :]), np.append(GONE, LENGTH - 1))
+    np.testing.assert_allclose(again.logits, full.logits, atol=1e-5)
     np.testing.assert_allclose(again.kv_read(0)[..., :-1, :], kv[..., GONE, :], atol=1e-5)
     assert again.paid.sum() == pytest.approx(len(GONE) + 1, abs=1e-5)
 
@@ -72,15 +72,15 @@ def test_paths_side_by_side_do_not_read_each_other(checkpoint: Path) -> None:
     """One of ten tokens beside one of thirty, two rows each; then the short one goes on alone."""
     reader = PathReader(checkpoint)
     paths = [
-        HeldPath(np.arange(n), read(reader, reader.nothing, np.arange(n)).kv_read(0))
+        HeldPath(np.arange(n), read_path(reader, reader.nothing, np.arange(n)).kv_read(0))
         for n in (10, 30)
     ]
     both = PathCache(paths)
     for step in range(2):
         at = np.array([[10 + step], [30 + step]])
         reader.read(both, IDS[at], at)
-    alone = [read(reader, path, len(path.places) + np.arange(2)) for path in paths]
-    np.testing.assert_allclose(both.logits, [one.logits[0] for one in alone], atol=1e-5)
+    alone = [read_path(reader, path, len(path.places) + np.arange(2)) for path in paths]
+    np.testing.assert_allclose(both.logits, [cache.logits[0] for cache in alone], atol=1e-5)
     both.batch_select_indices(torch.tensor([0]))
     np.testing.assert_allclose(both.kv_read(0), alone[0].kv_read(0), atol=1e-5)
     np.testing.assert_allclose(both.paid[0, -12:], alone[0].paid[0], atol=1e-5)

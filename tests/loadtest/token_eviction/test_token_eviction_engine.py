@@ -45,16 +45,16 @@ def engine_in(kv_policy: str, kv_tokens: int, share: float = 1.0) -> TokenEvicti
     )
 
 
-def drawn(
+def draw_round(
     engine: TokenEvictionEngine, branches: Sequence[Branch], sampling: Sampling = ENDLESS
 ) -> list[Step]:
     """A round; afterwards what is held is right."""
     steps = asyncio.run(engine.expand("tree", branches, sampling))
-    held = engine.held
-    assert held.count <= engine.spent.kv_tokens_peak <= held.capacity
-    for name, block in held.blocks.items():
+    cache = engine.held
+    assert cache.count <= engine.spent.kv_tokens_peak <= cache.capacity
+    for name, block in cache.blocks.items():
         assert block.kv.shape[-2] == len(block.there)
-        places = held.path(name).places
+        places = cache.path(name).places
         assert np.all(np.diff(places) > 0)
         assert len(places) == 0 or places[-1] < block.end
     return steps
@@ -70,7 +70,7 @@ class Searching:
     paths: dict[int, tuple[int, ...]] = field(default_factory=lambda: {ROOT: PROMPT})
     reward: dict[int, float] = field(default_factory=lambda: {ROOT: 0.5})
     open: set[int] = field(default_factory=lambda: {ROOT})
-    drawn: list[tuple[Branch, Step]] = field(default_factory=list)
+    history: list[tuple[Branch, Step]] = field(default_factory=list)
     fresh: dict[int, float] = field(default_factory=dict)
 
     def round(self) -> None:
@@ -86,21 +86,21 @@ class Searching:
                 seed = node_seed(1, "test", (parent, child))
                 branches.append(Branch(parent, child, self.paths[parent], seed, LIMIT, node))
         self.fresh = {}
-        for branch, step in zip(branches, drawn(self.engine, branches, STEPS), strict=True):
+        for branch, step in zip(branches, draw_round(self.engine, branches, STEPS), strict=True):
             self.paths[branch.node] = branch.tokens + step.tokens
             self.reward[branch.node] = round(self.draw.random(), 4)
             if step.finish is not Finish.END:
                 self.fresh[branch.node] = self.reward[branch.node]
                 if len(self.paths[branch.node]) + LIMIT <= LONGEST:
                     self.open.add(branch.node)
-            self.drawn.append((branch, step))
+            self.history.append((branch, step))
 
     def rounds(self, count: int) -> list[bool]:
         """So many rounds, or as many as there are; of each step whether a naive engine says it."""
         for _ in range(count):
             if self.open:
                 self.round()
-        return [step == naive_step(branch, STEPS) for branch, step in self.drawn]
+        return [step == naive_step(branch, STEPS) for branch, step in self.history]
 
 
 def searching(kv_policy: str, kv_tokens: int, share: float = 1.0, seed: int = 0) -> Searching:
@@ -136,23 +136,23 @@ def test_budgets_and_accounting_hold_whatever_the_policy(
     """No pass holds more than the budget. What a row reads is there once; with rehydration it is
     the whole path and every step a naive engine's; without, nothing is ever computed again but the
     token that a step starts from. A tree beside it has a budget of its own."""
-    search, other = searching(kv_policy, kv_tokens, share, seed), engine_in(kv_policy, kv_tokens)
-    whole = kv_policy in EXTRACTIVE and EXTRACTIVE[kv_policy].rehydrate
+    search, beside = searching(kv_policy, kv_tokens, share, seed), engine_in(kv_policy, kv_tokens)
+    rehydrates = kv_policy in EXTRACTIVE and EXTRACTIVE[kv_policy].rehydrate
 
     def see(places: np.ndarray, rows: int) -> None:
         assert len(set(places)) == len(places)
-        if whole:
+        if rehydrates:
             assert sorted(places) == list(range(len(places)))
         else:
             assert rows == 1
 
     reader: Any = search.engine._reader
     reader.see = see
-    same, spent = search.rounds(8), search.engine.spent
-    assert all(same) or not whole
-    assert (spent.rehydrated_tokens > 0) == (spent.rehydrations > 0)
-    assert whole or spent.rehydrated_tokens == 0
-    assert other.held.count == len(PROMPT)
+    same, cost = search.rounds(8), search.engine.spent
+    assert all(same) or not rehydrates
+    assert (cost.rehydrated_tokens > 0) == (cost.rehydrations > 0)
+    assert rehydrates or cost.rehydrated_tokens == 0
+    assert beside.held.count == len(PROMPT)
 
 
 @pytest.mark.parametrize("kv_policy", ["extractive_never", "h2o", "tail_only"])
@@ -167,7 +167,7 @@ def test_a_wave_is_what_fits(kv_tokens: int, first: int) -> None:
     branches = [Branch(ROOT, i, PROMPT, i, LIMIT, i + 1) for i in range(3)]
     engine = engine_in("extractive", kv_tokens)
     assert len(engine._fitting(branches)) == first
-    assert drawn(engine, branches, STEPS) == [naive_step(branch, STEPS) for branch in branches]
+    assert draw_round(engine, branches, STEPS) == [naive_step(branch, STEPS) for branch in branches]
     assert engine.active_peak <= kv_tokens
 
 
@@ -175,24 +175,24 @@ def test_equal_steps_are_held_once() -> None:
     """Two nodes with one seed say the same below the same node: one block, until both are dead."""
     engine = engine_in("extractive", 500)
     branches = [Branch(ROOT, i, PROMPT, 5, LIMIT, i + 1) for i in range(2)]
-    first, second = drawn(engine, branches, STEPS)
+    first, second = draw_round(engine, branches, STEPS)
     assert first == second
-    held = engine.held
-    assert held.block_of[2] == 1
+    cache = engine.held
+    assert cache.block_of[2] == 1
     for dead, steps in ((3, 1), (1, 1), (2, 0)):
         engine.hint("tree", Hint(dead=(dead,)))
-        assert held.count == len(PROMPT) + steps * len(first.tokens)
+        assert cache.count == len(PROMPT) + steps * len(first.tokens)
     with pytest.raises(EngineError, match="node 2 has no KV"):
-        drawn(engine, [Branch(2, 0, (*PROMPT, *first.tokens), 1, LIMIT, 3)])
+        draw_round(engine, [Branch(2, 0, (*PROMPT, *first.tokens), 1, LIMIT, 3)])
 
 
 def family() -> tuple[TokenEvictionEngine, list[Branch]]:
     """Step 1 below the prompt, 2 and 3 below step 1; a child for each of the latter two."""
     engine = engine_in("extractive", 200)
-    (one,) = drawn(engine, [Branch(ROOT, 0, PROMPT, 3, 6, 1)])
-    above = PROMPT + one.tokens
-    steps = drawn(engine, [Branch(1, i, above, 10 + i, 5, 2 + i) for i in range(2)])
-    assert [step.finish for step in (one, *steps)] == [Finish.LENGTH] * 3
+    (first,) = draw_round(engine, [Branch(ROOT, 0, PROMPT, 3, 6, 1)])
+    above = PROMPT + first.tokens
+    steps = draw_round(engine, [Branch(1, i, above, 10 + i, 5, 2 + i) for i in range(2)])
+    assert [step.finish for step in (first, *steps)] == [Finish.LENGTH] * 3
     below = [Branch(2 + i, 0, above + steps[i].tokens, 24 + i, 4, 4 + i) for i in range(2)]
     return engine, below
 
@@ -201,10 +201,10 @@ def test_what_two_paths_miss_is_computed_once() -> None:
     """Three tokens of step 1 and two of step 3 were given up; both paths come back at once: five
     tokens and the last of each path are computed before the first token is drawn."""
     engine, below = family()
-    for name, kept in ((1, [2, 3, 5]), (3, [2, 3, 4])):
-        engine.held.blocks[name].keep(np.array(kept))
+    for name, places in ((1, [2, 3, 5]), (3, [2, 3, 4])):
+        engine.held.blocks[name].keep(np.array(places))
     before = engine.spent.prefilled_tokens
-    assert drawn(engine, below) == [naive_step(branch, ENDLESS) for branch in below]
+    assert draw_round(engine, below) == [naive_step(branch, ENDLESS) for branch in below]
     assert engine.spent.prefilled_tokens - before == 3 + 2 + 2
     assert (engine.spent.rehydrated_tokens, engine.spent.rehydrations) == (5, 2)
 
@@ -213,28 +213,34 @@ def test_attention_is_booked_where_it_was_paid() -> None:
     """A row pays to all places before it that are multiples of three, itself included: what later
     steps paid to each token of the prompt and of step 1, and step 1's own tokens to each other."""
     engine, below = family()
-    drawn(engine, below)
+    draw_round(engine, below)
     start, end = len(PROMPT), len(PROMPT) + 6
     rows = [*range(start, end), *2 * list(range(end, end + 5)), *2 * list(range(end + 5, end + 9))]
     assert {4, 5} <= engine.held.block_of.keys(), "every token of every step was read"
 
-    def paid(place: int, first: int, last: int) -> float:
+    def attention_paid(place: int, first: int, last: int) -> float:
         """What rows from ``first`` to before ``last`` pay to a place."""
         here = [row for row in rows if max(first, place) <= row < last]
         return sum(1 / (row // 3 + 1) for row in here) if place % 3 == 0 else 0.0
 
-    prompt, one = engine.held.blocks[ROOT], engine.held.blocks[1]
+    prompt, step = engine.held.blocks[ROOT], engine.held.blocks[1]
     far = end + 9
-    assert prompt.later == pytest.approx([paid(place, start, far) for place in range(start)])
-    assert one.later == pytest.approx([paid(place, end, far) for place in range(start, end)])
-    assert one.within == pytest.approx([paid(place, start, end) for place in range(start, end)])
+    assert prompt.later == pytest.approx(
+        [attention_paid(place, start, far) for place in range(start)]
+    )
+    assert step.later == pytest.approx(
+        [attention_paid(place, end, far) for place in range(start, end)]
+    )
+    assert step.within == pytest.approx(
+        [attention_paid(place, start, end) for place in range(start, end)]
+    )
 
 
 def test_what_is_too_long_is_refused_with_both_sizes() -> None:
     """A path with its step; nothing is drawn of the round."""
     engine = engine_in("extractive", 18)
     with pytest.raises(PrefixTooLong, match=r"12 tokens and a step of up to 8 .* 18"):
-        drawn(engine, [Branch(ROOT, i, PROMPT, 1, 7 + i, i + 1) for i in range(2)])
+        draw_round(engine, [Branch(ROOT, i, PROMPT, 1, 7 + i, i + 1) for i in range(2)])
     assert engine.spent.decoded_tokens == 0
 
 
@@ -242,7 +248,7 @@ def test_the_last_token_of_the_longest_path_may_stand_beyond_the_budget() -> Non
     """Nothing can be drawn from there, so nothing of that step is held; a shorter one goes on."""
     engine = engine_in("extractive", 19)
     branches = [Branch(ROOT, i, PROMPT, 7 + i, LIMIT - i, i + 1) for i in range(2)]
-    steps = drawn(engine, branches)
+    steps = draw_round(engine, branches)
     assert steps == [naive_step(branch, ENDLESS) for branch in branches]
     assert [len(step.tokens) for step in steps] == [8, 7]
     assert engine.held.block_of == {ROOT: ROOT, 2: 2}

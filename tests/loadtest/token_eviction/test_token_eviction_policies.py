@@ -33,117 +33,119 @@ def block(parent: int, start: int, tokens: np.ndarray) -> CachedBlock:
     return CachedBlock(parent, start, tokens, places[:, None], np.zeros(len(tokens)))
 
 
-def grown(
+def cache_under(
     name: str, capacity: int = 34, share: float = 1.0
 ) -> tuple[TokenCache, ExtractivePolicy | StreamPolicy]:
     """Steps 1, 2 and 3, all of them whole, under a policy."""
-    held = TokenCache(capacity, block(-1, 0, np.arange(4)))
-    policy = policy_for(name, held, share=share, floors=FLOORS)
+    cache = TokenCache(capacity, block(-1, 0, np.arange(4)))
+    policy = policy_for(name, cache, share=share, floors=FLOORS)
     for node in (1, 2, 3):
-        assert held.add(node, block(ROOT, 4, 10 * node + np.arange(10)))
+        assert cache.add(node, block(ROOT, 4, 10 * node + np.arange(10)))
         policy.add_block(node, ROOT, 10, 0.5)
-    return held, policy
+    return cache, policy
 
 
-def there(held: TokenCache) -> dict[int, list[int]]:
+def there(cache: TokenCache) -> dict[int, list[int]]:
     """What is held of each step, counted within it: its keys are those of these tokens."""
-    steps = {name: step for name, step in held.blocks.items() if name != ROOT}
+    steps = {name: step for name, step in cache.blocks.items() if name != ROOT}
     for step in steps.values():
         assert (step.kv[:, 0].numpy() - step.start).tolist() == step.there.tolist()
     return {name: step.there.tolist() for name, step in steps.items()}
 
 
-def sizes(held: TokenCache) -> list[int]:
+def sizes(cache: TokenCache) -> list[int]:
     """How many tokens are held of each step."""
-    return [len(kept) for kept in there(held).values()]
+    return [len(places) for places in there(cache).values()]
 
 
 def test_a_block_brings_what_an_equal_one_misses() -> None:
     """Nodes 1 and 4 say the same: one block, whole again, until both are dead."""
-    held, _ = grown("extractive")
-    held.blocks[1].keep(np.array([2, 5]))
-    assert not held.add(4, block(ROOT, 4, 10 + np.arange(10)))
-    assert (there(held)[1], held.block_of[4]) == (list(range(10)), 1)
-    assert held.mark_dead([1, 7]) == []
-    assert held.mark_dead([4]) == [1]
-    assert (list(held.blocks), held.count) == ([ROOT, 2, 3], 24)
+    cache, _ = cache_under("extractive")
+    cache.blocks[1].keep(np.array([2, 5]))
+    assert not cache.add(4, block(ROOT, 4, 10 + np.arange(10)))
+    assert (there(cache)[1], cache.block_of[4]) == (list(range(10)), 1)
+    assert cache.mark_dead([1, 7]) == []
+    assert cache.mark_dead([4]) == [1]
+    assert (list(cache.blocks), cache.count) == ([ROOT, 2, 3], 24)
 
 
 def test_positions_are_put_where_they_belong() -> None:
     """Of a path's positions a block takes its own, in place of what there is of them."""
-    held, _ = grown("extractive")
-    held.blocks[1].keep(np.array([0, 4, 9]))
+    cache, _ = cache_under("extractive")
+    cache.blocks[1].keep(np.array([0, 4, 9]))
     for name in (ROOT, 1):
-        held.blocks[name].put(np.array([3, 6, 13]), torch.tensor([[3], [6], [13]]))
-    assert there(held)[1] == [0, 2, 4, 9]
-    assert held.path(1).places.tolist() == [0, 1, 2, 3, 4, 6, 8, 13]
-    assert held.path(1).kv[:, 0].tolist() == held.path(1).places.tolist()
+        cache.blocks[name].put(np.array([3, 6, 13]), torch.tensor([[3], [6], [13]]))
+    assert there(cache)[1] == [0, 2, 4, 9]
+    assert cache.path(1).places.tolist() == [0, 1, 2, 3, 4, 6, 8, 13]
+    assert cache.path(1).kv[:, 0].tolist() == cache.path(1).places.tolist()
 
 
 def test_steps_off_the_path_share_what_it_leaves() -> None:
     """Six slots of 34 are wanted: the path takes 14, steps 2 and 3 weigh the same and get 7 each:
     the last two tokens, and of the others those attended to most, equal ones from the first."""
-    held, policy = grown("extractive")
-    held.blocks[2].later[[3, 6]] = 4.0, 5.0
+    cache, policy = cache_under("extractive")
+    cache.blocks[2].later[[3, 6]] = 4.0, 5.0
     policy.enter([1])
     policy.fit(28)
-    assert there(held) == {1: list(range(10)), 2: [0, 1, 2, 3, 6, 8, 9], 3: [0, 1, 2, 3, 4, 8, 9]}
+    assert there(cache) == {1: list(range(10)), 2: [0, 1, 2, 3, 6, 8, 9], 3: [0, 1, 2, 3, 4, 8, 9]}
 
 
 def test_tail_only_keeps_the_most_recent() -> None:
     """Without heavy hitters seven tokens are the last seven."""
-    held, policy = grown("extractive_tail")
-    held.blocks[2].later[[3, 6]] = 4.0, 5.0
+    cache, policy = cache_under("extractive_tail")
+    cache.blocks[2].later[[3, 6]] = 4.0, 5.0
     policy.enter([1])
     policy.fit(28)
-    assert there(held)[2] == there(held)[3] == list(range(3, 10))
+    assert there(cache)[2] == there(cache)[3] == list(range(3, 10))
 
 
 def test_what_is_worth_more_keeps_more_and_nothing_comes_back() -> None:
     """Step 2 is worth more than 3. Once cut, both stay so when there is room again."""
-    held, policy = grown("extractive")
+    cache, policy = cache_under("extractive")
     policy.transition(Hint({1: 0.5, 2: 0.9, 3: 0.1}))
     policy.enter([1])
     policy.fit(30)
-    assert sizes(held) == [10, 10, 6]
+    assert sizes(cache) == [10, 10, 6]
     policy.fit(26)
-    assert sizes(held) == [10, 9, 3]
-    before = there(held)
+    assert sizes(cache) == [10, 9, 3]
+    before = there(cache)
     policy.fit(34)
-    assert there(held) == before
+    assert there(cache) == before
 
 
 @pytest.mark.parametrize(
-    ("name", "kept"), [("extractive", [7, 5, 5]), ("extractive_never", [10, 5, 5])]
+    ("name", "expected"), [("extractive", [7, 5, 5]), ("extractive_never", [10, 5, 5])]
 )
-def test_a_path_that_is_come_back_to_counts_whole_or_as_it_is(name: str, kept: list[int]) -> None:
+def test_a_path_that_is_come_back_to_counts_whole_or_as_it_is(
+    name: str, expected: list[int]
+) -> None:
     """From step 2 on, cut to 5 tokens, with room for 26: if it comes back whole it leaves 12 for
     the others, of which step 3 has but 5; if it never does it leaves 17, and nothing goes."""
-    held, policy = grown(name)
+    cache, policy = cache_under(name)
     policy.enter([1])
     policy.fit(24)
-    assert sizes(held) == [10, 5, 5]
+    assert sizes(cache) == [10, 5, 5]
     policy.enter([2])
     policy.fit(26)
-    assert sizes(held) == kept
+    assert sizes(cache) == expected
 
 
 def test_without_a_signal_it_does_not_matter() -> None:
     """Values that differ, and an estimator that does not know them: equal shares."""
     for name, equal in (("extractive", False), ("extractive_no_value", True)):
-        held, policy = grown(name)
+        cache, policy = cache_under(name)
         policy.transition(Hint({1: 0.5, 2: 0.9, 3: 0.1}))
         policy.enter([1])
         policy.fit(28)
-        assert (sizes(held)[1] == sizes(held)[2]) == equal
+        assert (sizes(cache)[1] == sizes(cache)[2]) == equal
 
 
 def test_a_path_that_does_not_fit_is_refused() -> None:
     """Floors give way, the path does not: 14 of 34 tokens leave 20."""
-    held, policy = grown("extractive")
+    cache, policy = cache_under("extractive")
     policy.enter([1])
     policy.fit(14)
-    assert there(held) == {1: list(range(10)), 2: [], 3: []}
+    assert there(cache) == {1: list(range(10)), 2: [], 3: []}
     with pytest.raises(Infeasible, match=r"budget: 13 tokens; .* need 14"):
         policy.fit(13)
 
@@ -162,14 +164,14 @@ def test_half_of_a_stream(name: str, prompt: list[int], step: list[int]) -> None
 
     H2O's heavy hitters are by attention from anywhere; ThinKV's least is more than the share.
     """
-    held, policy = grown(name, share=0.5)
-    held.blocks[ROOT].within[1] = 2.0
-    held.blocks[1].within[2] = held.blocks[1].later[5] = 1.0
+    cache, policy = cache_under(name, share=0.5)
+    cache.blocks[ROOT].within[1] = 2.0
+    cache.blocks[1].within[2] = cache.blocks[1].later[5] = 1.0
     policy.enter([1])
-    assert held.blocks[ROOT].there.tolist() == prompt
-    assert there(held) == {1: step, 2: list(range(10)), 3: list(range(10))}
+    assert cache.blocks[ROOT].there.tolist() == prompt
+    assert there(cache) == {1: step, 2: list(range(10)), 3: list(range(10))}
     policy.enter([1])
-    assert there(held)[1] == step, "the share is of the path, not of what is left"
+    assert there(cache)[1] == step, "the share is of the path, not of what is left"
 
 
 @given(
@@ -183,41 +185,41 @@ def test_pressure_after_pressure(
 ) -> None:
     """A random tree under one pressure after another: the path is left alone, what is wanted is
     free, nothing comes back, floors hold where they fit, and tails stay to the last."""
-    held = TokenCache(4 + sum(lengths), block(-1, 0, np.arange(4)))
-    policy = policy_for(name, held, share=1.0, floors=FLOORS)
+    cache = TokenCache(4 + sum(lengths), block(-1, 0, np.arange(4)))
+    policy = policy_for(name, cache, share=1.0, floors=FLOORS)
     for node, length in enumerate(lengths, 1):
         parent = draw.randrange(node)
-        step = block(parent, held.blocks[parent].end, np.full(length, node))
+        step = block(parent, cache.blocks[parent].end, np.full(length, node))
         step.later[:] = [draw.random() for _ in range(length)]
-        held.add(node, step)
+        cache.add(node, step)
         policy.add_block(node, parent, length, draw.random())
         policy.add_attention(parent, draw.random(), 1)
-    policy.transition(Hint({node: draw.random() for node in held.blocks if draw.random() < 0.5}))
+    policy.transition(Hint({node: draw.random() for node in cache.blocks if draw.random() < 0.5}))
     leaf = draw.randrange(len(lengths) + 1)
     policy.enter([leaf])
-    path = held.chain(leaf)
-    needed = held.blocks[leaf].end
+    path = cache.chain(leaf)
+    needed = cache.blocks[leaf].end
     floors = sum(min(FLOORS.tokens, n) for node, n in enumerate(lengths, 1) if node not in path)
     for share in sorted(shares):
-        before = there(held)
-        left = held.capacity - int(share * (held.capacity - needed))
-        policy.fit(left)
-        assert held.count <= left
-        for node, now in there(held).items():
+        before = there(cache)
+        room = cache.capacity - int(share * (cache.capacity - needed))
+        policy.fit(room)
+        assert cache.count <= room
+        for node, now in there(cache).items():
             was = before[node]
             assert set(now) <= set(was)
             assert node not in path or now == was
-            assert len(now) >= min(FLOORS.tokens, len(was)) or needed + floors > left
+            assert len(now) >= min(FLOORS.tokens, len(was)) or needed + floors > room
             assert now[-FLOORS.tail :] == was[-min(FLOORS.tail, len(now)) :] or not now
 
 
 def test_beyond_the_budget_a_stream_policy_drops_what_was_used_longest_ago() -> None:
     """Step 3 was active last, then 2, now 1: for six more tokens step 3 goes whole."""
-    held, policy = grown("tail_only", capacity=36)
+    cache, policy = cache_under("tail_only", capacity=36)
     for leaf in (3, 2, 1):
         policy.enter([leaf])
     policy.fit(30)
-    assert there(held) == {1: list(range(10)), 2: list(range(10)), 3: []}
+    assert there(cache) == {1: list(range(10)), 2: list(range(10)), 3: []}
     with pytest.raises(Infeasible, match="active paths need 14"):
         policy.fit(13)
 

@@ -54,22 +54,22 @@ async def test_in_little_room_rehydration_keeps_the_tree(llama: Path, policy: st
     full = await grow(token_eviction(llama, "extractive"), spec)
     budget = len(PROMPT) + spec.max_depth * spec.max_step_tokens
     assert budget < 0.4 * full.stats.engine.kv_tokens_peak
-    whole = await grow(token_eviction(llama, "extractive", budget), spec)
+    rehydrated = await grow(token_eviction(llama, "extractive", budget), spec)
     never = await grow(token_eviction(llama, "extractive_never", budget), spec)
-    assert whole.digest == full.digest != never.digest
-    assert whole.stats.engine.rehydrations > 0 == never.stats.engine.rehydrations
-    for outcome in (whole, never):
+    assert rehydrated.digest == full.digest != never.digest
+    assert rehydrated.stats.engine.rehydrations > 0 == never.stats.engine.rehydrations
+    for outcome in (rehydrated, never):
         assert outcome.stats.engine.kv_tokens_peak <= budget
 
 
 async def test_streams_lose_what_a_path_has_given_up(llama: Path) -> None:
     """A third of every stream: another tree, whatever the room, and nothing is computed again."""
     full = await grow(token_eviction(llama, "extractive"), SPECS["best_first"])
-    found = set()
+    digests = set()
     for kv_policy in STREAMS:
         outcome = await grow(token_eviction(llama, kv_policy, share=0.3), SPECS["best_first"])
         assert outcome.stats.engine.rehydrations == 0
         assert outcome.stats.engine.kv_tokens_peak < full.stats.engine.kv_tokens_peak
-        found.add(outcome.digest)
-    assert full.digest not in found
-    assert len(found) == len(STREAMS)
+        digests.add(outcome.digest)
+    assert full.digest not in digests
+    assert len(digests) == len(STREAMS)
