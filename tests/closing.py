@@ -1,4 +1,4 @@
-"""What a test starts it closes: an engine, a server's connections, a verifier."""
+"""Close what a test starts: an engine, a server's connections, a verifier."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Protocol, TypeVar
 
 
 class Closes(Protocol):
-    """What lets go of its processes and connections when told to."""
+    """An object with processes or connections and an async ``close``."""
 
     async def close(self) -> None:
-        """Let go of them."""
+        """End the processes and connections."""
 
 
 T = TypeVar("T", bound=Closes)
@@ -19,7 +19,7 @@ T = TypeVar("T", bound=Closes)
 
 @asynccontextmanager
 async def closing(started: T) -> AsyncIterator[T]:
-    """What was started, until the block is left."""
+    """Yield ``started`` and close it when the block is left."""
     try:
         yield started
     finally:

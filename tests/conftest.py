@@ -1,8 +1,8 @@
-"""For every test: its place in the run, and what Hypothesis draws.
+"""The order of all tests, and the examples that Hypothesis draws.
 
-Every run draws examples of its own, here and in CI. Its seed is said at its start and shared by all
-of its processes: the same files draw the same examples under ``--hypothesis-seed``. How long an
-example takes fails none.
+Every run draws new examples, here and in CI. Its seed is printed at its start and shared by all
+of its processes: with ``--hypothesis-seed`` the same files draw the same examples. No example fails
+for taking long.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LONGEST = (
     "tests/runtime/sglang/test_servers.py",
     "tests/runtime/sglang/test_shared_servers.py",
 )
-"""Begun last, one of these would keep one worker busy long after the others are done."""
+"""Started last, one of these would keep a worker busy long after the others are done."""
 
 settings.register_profile(
     "fresh",
@@ -37,7 +37,7 @@ settings.register_profile(
 )
 settings.register_profile("quick", settings.get_profile("fresh"), max_examples=25)
 settings.register_profile(
-    "mutants",  # by the one seed that pyproject.toml gives, and a failure is enough
+    "mutants",  # with the seed in pyproject.toml, and without shrinking failures
     settings.get_profile("fresh"),
     database=None,
     phases=(Phase.explicit, Phase.generate),
@@ -50,7 +50,7 @@ SEED = "hypothesis_seed"
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Before Hypothesis looks for its seed: the one asked for, the run's, or a new one."""
+    """Set Hypothesis's seed before it is read: the given one, the run's, or a new one."""
     if config.option.hypothesis_seed is None:
         of_the_run = getattr(config, "workerinput", {}).get(SEED)
         config.option.hypothesis_seed = of_the_run or str(secrets.randbelow(2**32))
@@ -63,22 +63,22 @@ def pytest_configure_node(node: Any) -> None:
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Say the seed, however quiet the run is to be; workers have nobody to say it to."""
+    """Print the seed even in a quiet run; workers have no terminal to print it to."""
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     if reporter is not None:
         reporter.write_line(f"--hypothesis-seed={session.config.option.hypothesis_seed}")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest files first, the others as they were."""
+    """Run the longest files first, the others in their usual order."""
     places = {file: place for place, file in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.nodeid.partition("::")[0], len(places)))
 
 
 @pytest.fixture(scope="session", autouse=True)
 def engines_are_forked() -> Iterator[None]:
-    """Engine processes that tests start are forks of one that has loaded torch, which takes two
-    seconds. Those of servers in processes of their own are spawned, as everywhere else."""
+    """Fork the engine processes that tests start from one that has loaded torch, which takes two
+    seconds. Servers that run in other processes spawn their engines as usual."""
     multiprocessing.set_forkserver_preload(["tests.loaded_engine"])
     pipe.START_METHOD, spawn = "forkserver", pipe.START_METHOD
     yield

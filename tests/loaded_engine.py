@@ -1,7 +1,7 @@
-"""What the engine processes of tests are forked from: torch is loaded once a run, not once each.
+"""Tests' engine processes are forked from this module: torch is loaded once, not once for each.
 
-They begin like spawned ones otherwise. Servers that are started as processes of their own spawn
-their engines as ever.
+Otherwise they start like spawned ones. Servers that are started as separate processes spawn
+their engines as usual.
 """
 
 from runtime.embedded.embedded_engine import let_threads_rest

@@ -1,9 +1,9 @@
 """A pytest plug-in for ``make mutants``: how the tests of one mutant run.
 
 Those that are most likely to notice it come first, since the first failure ends the run: the
-module's own test files, then what was quick when mutmut measured it. A test that takes far longer
-than it took then is endless: its process dies of SIGPROF. Longer by its own CPU time, or by the
-time that it waits for nothing but itself: the clock says more about what else the machine does.
+module's own test files, then the tests that were quick when mutmut measured them. A test that takes
+far longer than it did then is endless, and its process dies of SIGPROF. What counts is its own CPU
+time, or the time in which it is idle; wall-clock time also depends on the machine's other load.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 SECONDS, TIMES = 10, 10
-"""A test may run, and may wait, so many seconds and so many times what it took unmutated."""
+"""A test may run, and be idle, for SECONDS plus TIMES its unmutated duration."""
 
 MEMORY = 2 << 30
 """Bytes a mutant may allocate: an endless loop that appends gets a MemoryError, which kills it."""
@@ -39,7 +39,7 @@ def durations() -> dict[str, float]:
 
 
 def pytest_configure() -> None:
-    """Bound a mutant's memory."""
+    """Limit a mutant's memory."""
     if module_of_mutant():
         status = Path("/proc/self/status").read_text()
         allocated = int(status.partition("VmData:")[2].split()[0]) << 10
@@ -47,26 +47,26 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The module's own test files first, of these and of the rest the quick tests."""
+    """Run the module's own test files first, and within each group the quick tests first."""
     if module := module_of_mutant():
         stem, seconds = f"test_{module}", durations()
         items.sort(key=lambda i: (not i.path.stem.startswith(stem), seconds.get(i.nodeid, 0.0)))
 
 
 def pytest_collection_finish() -> None:
-    """Mutmut forks what has collected: no mutant need look through all of that for garbage."""
+    """Exempt collected tests, which mutmut's forks inherit, from garbage collection."""
     gc.freeze()
 
 
 def idle() -> float:
-    """Seconds since some moment in which the main thread neither ran nor waited for a core."""
+    """Seconds, from an arbitrary start, in which the main thread neither ran nor was runnable."""
     running, runnable, _ = map(int, Path("/proc/self/schedstat").read_text().split())
     return time.monotonic() - (running + runnable) / 1e9
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_logstart(nodeid: str) -> None:
-    """Wind up the test's two clocks."""
+    """Start the test's two timers: of idle time and of CPU time."""
     if module_of_mutant():
         most, start = SECONDS + TIMES * durations().get(nodeid, 0.0), idle()
 

@@ -1,10 +1,10 @@
-"""``make mutants``: small faults put into the modules that everything rests on, one at a time.
+"""``make mutants``: small faults are put into the most important modules, one at a time.
 
-What ``[tool.mutmut]`` of pyproject.toml names is mutated; a mutant that no test notices survives.
-Those listed in ``mutants.toml`` may, for the reason given there. Any other is printed, as is one of
-the list that is killed or gone, and the exit status is 1. So it is where a mutant has no verdict: a
-run that took too long by the clock says nothing. Verdicts are kept in ``mutants/``: what was killed
-runs again only if its function changes.
+The modules that ``[tool.mutmut]`` of pyproject.toml names are mutated; a mutant that no test
+notices survives. Those listed in ``mutants.toml`` may, for the reason given there. Any other is
+printed, as is a listed one that is killed or gone, and the exit status is 1. It is 1 too if a
+mutant has no verdict: a run that timed out by the clock proves nothing. Verdicts are stored in
+``mutants/``: a killed mutant runs again only if its function changes.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ def accepted() -> set[str]:
 
 
 def verdicts(module: str) -> dict[str, int | None]:
-    """What became of each mutant of a file: an exit status by mutmut's name; None: not known."""
+    """Each mutant's exit status by mutmut's name, for one file; None where it is not known."""
     meta = VERDICTS / f"{module}.meta"
     return json.loads(meta.read_text())["exit_code_by_key"] if meta.exists() else {}
 
 
 def describe(module: str, mutant: str) -> str:
-    """A mutant by its function and what it changes there: mutmut only numbers them."""
+    """Describe a mutant by its function and its change, since mutmut only numbers them."""
     function, owner = names_of(mutant)
     diff = get_diff_for_mutant(mutant, path=module).splitlines()[2:]
     was, becomes = (" ".join(x[1:].strip() for x in diff if x[0] == sign) for sign in "-+")
@@ -60,7 +60,7 @@ def describe(module: str, mutant: str) -> str:
 
 
 def fate(code: int | None) -> str:
-    """What an exit status says of a mutant: one of COLUMNS, "survived" for the listed too."""
+    """The verdict of an exit status: one of COLUMNS, "survived" for listed mutants too."""
     status = status_by_exit_code[code]
     if status in UNKNOWN:
         return "no verdict"
@@ -70,13 +70,13 @@ def fate(code: int | None) -> str:
 
 
 def survivors(module: str) -> dict[str, str]:
-    """Mutmut's name of each that is known to live, and what it is called."""
+    """The description of each mutant that survives, by mutmut's name."""
     lives = [mutant for mutant, code in verdicts(module).items() if fate(code) == "survived"]
     return {mutant: describe(module, mutant) for mutant in lives}
 
 
 def try_again(module: str) -> None:
-    """Forget what was not killed: there may be a test by now, and clocks may have been wrong."""
+    """Forget verdicts other than killed: tests may be new, and time limits may have been wrong."""
     meta = VERDICTS / f"{module}.meta"
     if meta.exists():
         verdicts_of_file = json.loads(meta.read_text())
@@ -86,7 +86,7 @@ def try_again(module: str) -> None:
 
 
 def main() -> int:
-    """Run what has no verdict; say what lives."""
+    """Run the mutants without a verdict and report the survivors; the exit status."""
     for module in modules():
         try_again(module)
     (VERDICTS / "mutmut-stats.json").unlink(missing_ok=True)  # knows no function's new name
@@ -97,7 +97,7 @@ def main() -> int:
 
 
 def report() -> int:
-    """Print the verdicts of each module and what is not as it should be; the exit status."""
+    """Print the verdicts of each module and what is wrong with them; the exit status."""
     may_live, alive, unknown = accepted(), set[str](), 0
     print(LINE.format("", *COLUMNS))
     for module in modules():

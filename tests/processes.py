@@ -1,4 +1,4 @@
-"""Processes of a test, found by a mark in their environment, whoever has started them."""
+"""Processes of a test, found by a mark in their environment, whichever process started them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NAME = "TEST_PROCESSES"
 
 @contextmanager
 def marked() -> Iterator[MarkedProcesses]:
-    """What is left of them afterwards is ended."""
+    """Yield a new mark for processes, and kill those that are left afterwards."""
     processes = MarkedProcesses()
     try:
         yield processes
@@ -26,18 +26,18 @@ def marked() -> Iterator[MarkedProcesses]:
 
 
 class MarkedProcesses:
-    """Those whose environment has this mark, but for what has ended and is not waited for."""
+    """The processes whose environment has this mark, without zombies."""
 
     def __init__(self) -> None:
         self._mark = uuid.uuid4().hex
 
     @property
     def environment(self) -> dict[str, str]:
-        """Ours with the mark; what a process starts has it too."""
+        """Our environment with the mark, which child processes inherit."""
         return os.environ | {NAME: self._mark}
 
     def pids(self) -> list[int]:
-        """In order of their ids."""
+        """The process ids in order."""
         pids = []
         for folder in Path("/proc").iterdir():
             try:
@@ -48,6 +48,6 @@ class MarkedProcesses:
         return sorted(pids)
 
     def wait_until(self, enough: Callable[[int], bool]) -> None:
-        """Until so many are there; a test's own time limit ends what never comes."""
+        """Wait until ``enough`` holds of their number; only the test's own time limit ends it."""
         while not enough(len(self.pids())):
             time.sleep(0.01)

@@ -1,4 +1,4 @@
-"""Prints docs/promises.md: each sentence in a ``promise`` marker, beside the test that checks it.
+"""Print docs/promises.md: every ``promise`` marker of the tests, beside its test.
 
 ``python -m tests.promises > docs/promises.md``
 """
@@ -21,7 +21,7 @@ runs the tests, except those marked `nightly` (`make nightly`) and those on vLLM
 
 
 def promises_in(source: str) -> Iterator[tuple[str, str]]:
-    """Sentence and test, in the order of the file."""
+    """The sentence and the test of each promise, in the order of the file."""
     for node in ast.parse(source).body:
         match node:
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
@@ -39,7 +39,7 @@ def promises_in(source: str) -> Iterator[tuple[str, str]]:
 
 
 def page(tests: Path = TESTS) -> str:
-    """All promises, a table for each folder of the tests."""
+    """The page: a table of promises for each folder of the tests."""
     rooms: dict[str, list[str]] = defaultdict(list)
     for path in sorted(tests.rglob("test_*.py")):
         place = path.relative_to(tests)

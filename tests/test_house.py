@@ -1,4 +1,4 @@
-"""The house keeps its shape: arrows, sizes and promises of the documents are checked like code."""
+"""Rules of the repository: import contracts, sizes, words and documents are checked like code."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ MOST_FUNCTION_LINES = 60
 
 
 def lint(folder: Path) -> subprocess.CompletedProcess[str]:
-    """Check the import contracts of a tree."""
+    """Check the import contracts of the source tree in ``folder``."""
     linter = Path(sys.executable).with_name("lint-imports")
     command = [linter, "--no-cache"]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
@@ -69,18 +69,18 @@ def test_an_arrow_the_wrong_way_is_caught(tmp_path: Path) -> None:
 
 
 def test_packages_are_ours() -> None:
-    """The generic package names resolve into this tree, not to something installed beside it."""
+    """The generic package names are this tree's, not those of installed packages."""
     assert Path(search.__file__ or "").parent == ROOT / "search"
 
 
 def test_no_property_fails_for_taking_long() -> None:
-    """A busy machine may take its time over an example."""
+    """Examples have no deadline, since a machine may be busy."""
     assert settings().deadline is None
     assert HealthCheck.too_slow in settings().suppress_health_check
 
 
 def test_examples_are_fresh_and_can_be_had_again(request: pytest.FixtureRequest) -> None:
-    """Drawn by the seed that the run has said, in CI as at a desk; what fails says how to repeat
+    """Examples follow from the seed that the run prints, in CI too; a failure prints how to repeat
     it."""
     assert not settings().derandomize
     assert settings().print_blob
@@ -89,7 +89,7 @@ def test_examples_are_fresh_and_can_be_had_again(request: pytest.FixtureRequest)
 
 @pytest.mark.slow
 def test_every_process_of_a_run_draws_by_one_seed(tmp_path: Path) -> None:
-    """Two workers under ``CI=true`` write down theirs: the one that was said at the start."""
+    """Two workers under ``CI=true`` write their seed to a file: it is the one that was printed."""
     probe = (
         "from pathlib import Path\nfrom hypothesis import core\n"
         "def test_seed():\n    Path({!r}).write_text(str(core.global_force_seed))\n"
@@ -110,7 +110,7 @@ def test_every_process_of_a_run_draws_by_one_seed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_files_and_functions_stay_readable(source: Path) -> None:
-    """A file holds one thing and a function fits a screen."""
+    """Files have at most 400 lines and functions at most 60."""
     text = source.read_text()
     assert len(text.splitlines()) <= MOST_FILE_LINES
     long = [
@@ -124,7 +124,7 @@ def test_files_and_functions_stay_readable(source: Path) -> None:
 
 
 def private_words() -> Iterator[tuple[list[Path], dict[str, str]]]:
-    """What stands in private_words.txt: files, and the words that none of them may have."""
+    """The sections of private_words.txt: files, and the words that none of them may use."""
     sections: list[tuple[list[Path], dict[str, str]]] = []
     for line in (ROOT / "tests" / "private_words.txt").read_text().splitlines():
         if line.startswith("["):
@@ -140,7 +140,7 @@ def private_words() -> Iterator[tuple[list[Path], dict[str, str]]]:
 
 @cache
 def names_in(file: Path) -> set[str]:
-    """A file's own name; a module's identifiers, flags and metrics; a document's code."""
+    """A file's stem, with a module's identifiers, flags and metrics or a document's code."""
     names = {file.stem}
     if file.suffix == ".py":
         for node in ast.walk(ast.parse(file.read_text())):
@@ -166,7 +166,7 @@ def words_of(name: str) -> set[str]:
     "`private_words.txt`."
 )
 def test_no_private_word_comes_back() -> None:
-    """Identifiers, files, flags, metrics and documents use the field's words; the list grows."""
+    """Identifiers, files, flags, metrics and documents have no word of the list."""
     back = [
         f"{file.relative_to(ROOT)}: {name}: {word}; {private[word]} is the word"
         for files, private in private_words()
@@ -197,7 +197,7 @@ def test_the_page_of_promises_is_the_tests() -> None:
 
 
 def functions_of(source: str) -> dict[str, str]:
-    """Each function and method of a module, by its name behind its class's, on one line."""
+    """Each function and method's source on one line, by its name after its class's."""
     owners = [("", ast.parse(source).body)]
     owners += [(f"{x.name}.", x.body) for x in owners[0][1] if isinstance(x, ast.ClassDef)]
     return {
@@ -209,7 +209,7 @@ def functions_of(source: str) -> dict[str, str]:
 
 
 def test_mutants_are_of_code_that_is_there() -> None:
-    """`make mutants` names files that exist; each mutant on its list changes a line that does."""
+    """Mutmut's files exist, and each mutant of mutants.toml changes a line that exists."""
     mutmut = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["mutmut"]
     tests = mutmut["pytest_add_cli_args_test_selection"]
     assert [name for name in tests if not (ROOT / name).is_file()] == []

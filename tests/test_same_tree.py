@@ -1,7 +1,7 @@
-"""Same seed, same tree: whatever the engine does about time and memory, the digests are equal.
+"""Same seed, same tree: no option that saves time or memory changes a digest.
 
-One reference run with everything that could matter switched off, then each change alone and all of
-them together, on the bundled models and in real engine processes.
+One reference run with every such option off, then each change alone and all of them together, on
+the bundled models and in real engine processes.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ SPECS = tuple(
         SearchSpec(policy="ets", width=6, seed=5),
     )
 )
-"""Steps short enough that pools may be small."""
+"""Steps are short, so that pools can be small."""
 QUESTIONS = tuple(task.questions("dev", 2, seed=5)[1] for task in TASKS.values())
 CASES = tuple(zip(cycle(QUESTIONS), SPECS, strict=False))
 TEXT = Text(f"{SPRIG}/policy")
 
 
 async def grow(engine: EmbeddedEngine, question: str, spec: SearchSpec, name: str) -> Outcome:
-    """One search on the engine."""
+    """Run one search on the engine."""
     prompt = tuple(TEXT.encode_chat([{"role": "user", "content": question}]))
     return await search(
         Problem(prompt=prompt, question=question),
@@ -76,18 +76,18 @@ Cases = Sequence[tuple[str, SearchSpec]]
 
 
 async def one_by_one(engine: EmbeddedEngine, cases: Cases = CASES) -> list[str]:
-    """Each case alone."""
+    """The digests of the cases, run one after the other."""
     return [(await grow(engine, q, s, f"case{i}")).digest for i, (q, s) in enumerate(cases)]
 
 
 async def together(engine: EmbeddedEngine, cases: Cases) -> list[str]:
-    """All cases at once."""
+    """The digests of the cases, run at the same time."""
     searches = (grow(engine, q, s, f"case{i}") for i, (q, s) in enumerate(cases))
     return [outcome.digest for outcome in await asyncio.gather(*searches)]
 
 
 async def among_others(engine: EmbeddedEngine) -> list[str]:
-    """The cases at once, with so many others that each is beside seven."""
+    """The cases' digests, run together with other searches so that eight run at once."""
     others = [
         grow(engine, q, s.model_copy(update={"seed": 100 + i}), f"other{i}")
         for i, (q, s) in enumerate(CASES[: 8 - len(CASES)])
@@ -97,13 +97,13 @@ async def among_others(engine: EmbeddedEngine) -> list[str]:
 
 
 async def warm(engine: EmbeddedEngine) -> list[str]:
-    """The second pass over one engine: every prompt is cached."""
+    """The digests of a second pass over one engine, whose cache has every prompt."""
     await one_by_one(engine)
     return await one_by_one(engine)
 
 
 async def restarted(engine: EmbeddedEngine) -> list[str]:
-    """The engine's process is replaced between the cases."""
+    """The digests with a restart of the engine's process after each case."""
     case_digests = []
     for i, (question, spec) in enumerate(CASES):
         case_digests.append((await grow(engine, question, spec, f"case{i}")).digest)
@@ -115,7 +115,7 @@ Run = Callable[[EmbeddedEngine], Coroutine[None, None, list[str]]]
 
 
 async def digests(run: Run, options: EngineOptions) -> list[str]:
-    """The cases on a fresh engine; a smaller pool is to have been too small."""
+    """Run the cases on a new engine; checks that exactly a smaller pool than OFF's evicts."""
     async with closing(await EmbeddedEngine.start(options)) as engine:
         case_digests, usage = await run(engine), await engine.usage()
         assert (usage.totals.evicted_tokens > 0) == (options.kv_tokens < OFF.kv_tokens)
@@ -127,7 +127,7 @@ def digests_on(
     options: EngineOptions,
     cases: Cases,
 ) -> list[str]:
-    """The digests of other cases, on a fresh engine."""
+    """The digests of ``cases`` on a new engine."""
 
     async def on_an_engine() -> list[str]:
         async with closing(await EmbeddedEngine.start(options)) as engine:
@@ -137,7 +137,7 @@ def digests_on(
 
 
 ALL_SIGNALS = "tests/kvpolicy/all_signals.json"
-"""Coefficients that ask for every signal: attention is read."""
+"""Coefficients that use every signal, attention included."""
 AHEAD = {"speculate": True, "lookahead": True, "batch_limit": 64}
 DEDUP = {"dedup": True}
 
@@ -183,8 +183,8 @@ CHANGES: dict[str, tuple[Run, dict]] = {
 
 @pytest.fixture(scope="module")
 def bare() -> list[str]:
-    """Digests with one branch at a time, one thread, a cold cache and room for all. The last is the
-    first case's with another seed."""
+    """Digests with one branch at a time, one thread, a cold cache and room for all. The last one is
+    of the first case with another seed."""
     question, spec = CASES[0]
 
     async def run(engine: EmbeddedEngine) -> list[str]:
@@ -197,7 +197,7 @@ def bare() -> list[str]:
 
 @pytest.fixture
 def reference(bare: list[str]) -> list[str]:
-    """What each case's digest has to be."""
+    """The expected digest of each case."""
     return bare[: len(CASES)]
 
 
@@ -216,13 +216,13 @@ SLOW = {
     "drafts, deduplicated",
     "everything",
 }
-"""Changes that take a while."""
+"""Changes whose tests are slow."""
 NIGHTLY = {"two candidates a draft", "drafts one after another", "speculative expansion"}
-"""Of which others are more."""
+"""Changes that other ones include."""
 
 
 def marked(change: str) -> Any:
-    """A change, with when it is tried."""
+    """A change as a parameter with its marks, slow and nightly."""
     long = [pytest.mark.slow] if change in SLOW | NIGHTLY else []
     return pytest.param(change, marks=long + [pytest.mark.nightly] * (change in NIGHTLY))
 
@@ -233,7 +233,7 @@ def marked(change: str) -> Any:
 )
 @pytest.mark.parametrize("change", [marked(change) for change in CHANGES])
 def test_same_seed_same_tree(change: str, reference: list[str]) -> None:
-    """Everything off, then each change and all of them: equal digests."""
+    """With each change, and with all of them, the digests equal those with everything off."""
     run, options = CHANGES[change]
     assert asyncio.run(digests(run, replace(OFF, **options))) == reference
 
@@ -244,7 +244,7 @@ def test_same_seed_same_tree(change: str, reference: list[str]) -> None:
 )
 @pytest.mark.slow
 def test_penalties_grow_the_same_tree() -> None:
-    """They count a trajectory's own steps, wherever and beside whatever these are drawn."""
+    """Penalties count a trajectory's own steps only, wherever these are drawn."""
     penalties = {"top_k": 20, "min_p": 0.001, "presence_penalty": 0.3, "frequency_penalty": 0.1}
     changes = penalties | {"repetition_penalty": 1.05, "min_tokens": 30, "logit_bias": {5: 0.5}}
     cases = [(q, s.model_copy(update=changes)) for q, s in CASES]
@@ -262,7 +262,7 @@ JUDGED = replace(OFF, prm=None, reward_format="generative")
 )
 @pytest.mark.slow
 def test_a_judged_tree_is_the_same_tree() -> None:
-    """Verdicts are drawn like steps: the policy as its own judge, alone and amid other searches."""
+    """The policy as its own judge gives the same verdicts alone and amid other searches."""
     specs = [SearchSpec(policy="tot_bfs", width=3, max_depth=4, seed=seed) for seed in (1, 2)]
     cases = [(QUESTIONS[0], spec) for spec in specs]
     crowded = replace(JUDGED, batch_limit=64, threads=2, kv_tokens=1_200)
@@ -288,13 +288,13 @@ def test_a_judged_tree_is_the_same_tree() -> None:
 def test_same_seed_same_tree_in_a_pool_of_any_size(
     kv_policy: KvPolicy, kv_tokens: int, reference: list[str]
 ) -> None:
-    """From little above one path to what is nearly enough: what is given up is computed again."""
+    """Pools from little above one path to nearly enough evict KV and compute it again."""
     options = replace(OFF, batch_limit=64, kv_policy=kv_policy, kv_tokens=kv_tokens)
     assert asyncio.run(digests(among_others, options)) == reference
 
 
 def test_another_seed_is_another_tree(bare: list[str]) -> None:
-    """The digests can differ: the comparison above is not between constants."""
+    """Another seed gives another digest, so that the comparisons above can fail."""
     assert bare[-1] != bare[0]
 
 
@@ -312,11 +312,11 @@ GOING_BACK = tuple(
 )
 
 SMALL_POOL = 300
-"""Tokens: one path and its next step fit, all that may be returned to does not."""
+"""Tokens: one path and its next step fit, all open paths do not."""
 
 
 async def search_once(options: EngineOptions, spec: SearchSpec) -> tuple[Outcome, EngineCounters]:
-    """One plan of blocksworld, and what the engine counted by the time it had let go of it."""
+    """Search one blocksworld plan; the outcome, and the engine's totals after its release."""
     async with closing(await EmbeddedEngine.start(options)) as engine:
         question = TASKS["blocksworld"].questions("dev", 1, seed=3)[0]
         outcome = await grow(engine, question, spec, "back")
@@ -332,7 +332,7 @@ async def search_once(options: EngineOptions, spec: SearchSpec) -> tuple[Outcome
 @pytest.mark.slow
 @pytest.mark.parametrize("spec", GOING_BACK, ids=lambda spec: spec.policy)
 async def test_going_back_to_what_was_dropped_is_the_same_tree(spec: SearchSpec) -> None:
-    """A pool that cannot hold all open paths: old ones are dropped, and prefilled on return."""
+    """A pool that cannot hold all open paths evicts old ones and prefills them on return."""
     roomy, roomy_totals = await search_once(OFF, spec)
     small = replace(OFF, kv_tokens=SMALL_POOL, prm_kv_tokens=SMALL_POOL, batch_limit=8)
     tight, tight_totals = await search_once(small, spec)
@@ -363,8 +363,8 @@ LEVELS = (
 )
 @pytest.mark.slow
 def test_what_full_retention_must_end_arborkv_completes() -> None:
-    """All open steps take more than the pool: full retention ends the search, which by worth
-    comes out whole."""
+    """All open steps take more than the pool: full retention ends the search, ``arborkv``
+    completes it."""
     spec, question = GOING_BACK[0], TASKS["blocksworld"].questions("dev", 1, seed=3)[0]
 
     async def alone(kv_policy: KvPolicy, kv_tokens: int) -> Outcome:
@@ -383,7 +383,7 @@ def test_what_full_retention_must_end_arborkv_completes() -> None:
 
 @pytest.mark.slow
 def test_other_policies_grow_the_same_trees() -> None:
-    """Subtrees, resampling, an early stop: one alone with nothing on, all with everything on."""
+    """Further policies: each alone with OFF, and all at once on two threads in a small pool."""
     cases = [(QUESTIONS[0], spec) for spec in LEVELS]
     crowded = replace(OFF, batch_limit=64, threads=2, kv_tokens=1_200, prm_kv_tokens=1_200)
     alone = digests_on(one_by_one, OFF, cases)

@@ -1,4 +1,4 @@
-"""Nothing stays behind: after many searches, half of them aborted, only prompts are cached."""
+"""After many searches, half of them aborted, only prompts are cached and nothing is held."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ AT_ONCE = 8
 async def run_search(
     engine: EmbeddedEngine, number: int, question: str, stop_after: int | None
 ) -> None:
-    """Run a search, or cancel it after so many events."""
+    """Run a search, or cancel it after ``stop_after`` events."""
     count = 0
     enough = asyncio.Event()
 
@@ -63,9 +63,9 @@ async def run_search(
 )
 @pytest.mark.slow
 async def test_two_hundred_searches_leave_nothing_held() -> None:
-    """Half are aborted midway; afterwards no KV is held but evictable prompts, and no slot is lost.
+    """Half are aborted midway; afterwards only evictable prompts have KV, and no slot is lost.
 
-    The engine checks its accounting whenever it is idle and dies in strict mode where it is wrong.
+    The engine checks its accounting whenever it is idle; in strict mode it dies of an error.
     """
     draw = random.Random(0)
     questions = [q for task in TASKS.values() for q in task.questions("dev", 10, seed=1)]

@@ -1,4 +1,4 @@
-"""The bundled models with a verifier: same seed, same tree where it is pure."""
+"""The bundled models with a verifier: same seed, same tree if the verifier is pure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 
 
 async def grow(verifier: str, *specs: SearchSpec, reward_model: str = "auto") -> list[Outcome]:
-    """The searches of a server with these settings."""
+    """Run the specs on the engine of a server with this verifier and reward model."""
     settings = {"HEDGEROW_VERIFIER": verifier, "HEDGEROW_REWARD_MODEL": reward_model}
     async with running(load_settings(ENVIRONMENT | settings)) as parts:
         prompt = tuple(parts.text.encode_chat([{"role": "user", "content": QUESTION}]))
@@ -41,7 +41,7 @@ async def grow(verifier: str, *specs: SearchSpec, reward_model: str = "auto") ->
 
 
 def factors(tree: Tree) -> list[float]:
-    """Of each step, by the bundled verifier."""
+    """The bundled verifier's factor for each step of the tree."""
     return [0.0 if states_a_wrong_one(node.text) else 1.0 for node in tree.nodes[1:]]
 
 
@@ -50,8 +50,8 @@ def factors(tree: Tree) -> list[float]:
     "gives the same tree."
 )
 async def test_a_factor_changes_the_rewards_and_a_one_changes_nothing() -> None:
-    """Chains say the same whatever their rewards are: with the bundled verifier each is the reward
-    model's own or 0. One that finds nothing wrong leaves every tree as it is, digest for digest."""
+    """Chains have the same steps whatever their rewards: with the bundled verifier each reward is
+    the reward model's or 0. A verifier that finds nothing wrong changes no digest."""
     plain = await grow("none", REBASE, CHAINS)
     neutral = await grow("tests.runtime.verifier_examples:one", REBASE, CHAINS)
     checked = await grow("arithmetic", REBASE, CHAINS)
@@ -71,7 +71,7 @@ async def test_a_factor_changes_the_rewards_and_a_one_changes_nothing() -> None:
 
 
 async def test_alone_its_numbers_are_the_rewards() -> None:
-    """Without a reward model."""
+    """Without a reward model the verifier's numbers are the rewards."""
     (outcome,) = await grow("arithmetic", CHAINS, reward_model="none")
     rewards = [node.reward for node in outcome.tree.nodes[1:]]
     assert rewards == factors(outcome.tree)

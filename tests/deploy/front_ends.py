@@ -1,4 +1,4 @@
-"""Front ends behind a real nginx with ``deploy/nginx/hedgerow.conf``, and what they must bear."""
+"""Front ends behind a real nginx with ``deploy/nginx/hedgerow.conf``, and what they survive."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Pause = Callable[[Server], AbstractContextManager[None]]
 
 @contextmanager
 def front_ends(*settings: Mapping[str, str]) -> Iterator[list[Server]]:
-    """One by each of these settings; those that still live are killed at the end."""
+    """Start one front end for each of ``settings``; kill those that still run at the end."""
     with ThreadPoolExecutor(len(settings)) as pool:
         running = list(pool.map(lambda each: Server(**each), settings))
     try:
@@ -43,7 +43,7 @@ def front_ends(*settings: Mapping[str, str]) -> Iterator[list[Server]]:
 
 
 class Nginx:
-    """One that listens on a free port and has two front ends; use it as a context manager."""
+    """An nginx on a free port before two front ends; use it as a context manager."""
 
     def __init__(self, folder: Path, fronts: list[Server]) -> None:
         program = debian_tool("nginx", "nginx")
@@ -73,7 +73,7 @@ class Nginx:
             return False
 
     def search(self, body: dict[str, Any], headers: dict[str, str]) -> dict[str, Any]:
-        """A search's document."""
+        """Run a search and return its document."""
         answer = self.http.post(SEARCH, json=body, headers=headers)
         assert answer.status_code == httpx2.codes.OK, answer.text
         return answer.json()
@@ -81,7 +81,7 @@ class Nginx:
     def stream(
         self, body: dict[str, Any], headers: dict[str, str]
     ) -> AbstractContextManager[httpx2.Response]:
-        """A search whose events are told."""
+        """Start a search and return the response that streams its events."""
         return self.http.stream("POST", SEARCH, json=body | {"stream": True}, headers=headers)
 
     def __enter__(self) -> Self:
@@ -94,18 +94,18 @@ class Nginx:
 
 
 def metric_of(front: Server, name: str, **labels: str) -> float:
-    """A sample of a front end's own metrics."""
+    """The value of one metric of a front end."""
     with httpx2.Client(base_url=front.url, timeout=120) as http:
         return metric(http, name, **labels)
 
 
 def busy(front: Server) -> float:
-    """Searches under way there."""
+    """The number of searches that a front end is running."""
     return metric_of(front, "hedgerow_searches_in_flight", policy="rebase")
 
 
 def callers(nginx: Nginx, fronts: list[Server]) -> list[dict[str, str]]:
-    """For each front end the headers of a caller whom nginx sends there, always."""
+    """For each front end, the headers of a caller that nginx always sends there."""
     headers_by_front: dict[int, dict[str, str]] = {}
     route = {"route": "/v1/models", "status": "200"}
 
@@ -128,22 +128,22 @@ def callers(nginx: Nginx, fronts: list[Server]) -> list[dict[str, str]]:
 
 
 def until_expanded(lines: Iterator[str]) -> None:
-    """Read a stream of events until its search has grown."""
+    """Read a stream of events up to the first ``expanded``."""
     assert any(line == "event: expanded" for line in lines)
 
 
 def outlive(
     nginx: Nginx, fronts: list[Server], pause: Pause
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Streams, a client that leaves, a front end that is killed: nothing is lost but its streams.
+    """Check streams, a client that leaves and a killed front end: only its streams are lost.
 
     While a front end is paused its searches cannot end. Returns the documents of one search grown
-    twice: streamed by the front end that stays; asked of the other, which dies meanwhile.
+    twice: streamed by the front end that stays, and requested from the other, which is killed.
     """
     mine, theirs = callers(nginx, fronts)
     assert nginx.http.get("/metrics").status_code == httpx2.codes.NOT_FOUND
 
-    # What a front end keeps is found again whoever asks: its id says where. Another's ids do not.
+    # Any caller finds a stored search again: its id names the front end. A wrong name finds none.
     url = f"{SEARCH}/{nginx.search(SHORT, mine)['id']}"
     assert nginx.http.get(url, headers=mine).is_success
     assert url.endswith("-a")
@@ -152,9 +152,9 @@ def outlive(
     assert nginx.http.post(f"{url}/branch", json=branch, headers=theirs).is_success
     assert nginx.http.get(f"{url[:-1]}b", headers=mine).status_code == httpx2.codes.NOT_FOUND
 
-    # Events pass while their search goes on; when the client leaves, it is given up.
+    # Events arrive while the search runs; when the client leaves, the search is cancelled.
     with nginx.stream(LONG, mine) as stream:
-        lines = stream.iter_lines()  # kept: without it the stream would be closed
+        lines = stream.iter_lines()  # kept alive: the stream closes with its iterator
         until_expanded(lines)
         with pause(fronts[0]):
             under_way = busy(fronts[0]), busy(fronts[1])

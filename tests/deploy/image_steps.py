@@ -1,4 +1,4 @@
-"""Runs a Dockerfile's steps in a folder where there is no container engine.
+"""Run a Dockerfile's steps in a folder, without a container engine.
 
 A stage's root is a folder: absolute paths below ``IMAGE_PATHS`` are moved there. This cannot show
 what the base image brings, its packages (``apt-get`` is skipped) and what root, users and
@@ -24,7 +24,7 @@ SKIPPED = {"USER", "EXPOSE", "STOPSIGNAL", "ARG", "FROM"}
 
 @dataclass
 class Stage:
-    """One build stage: its instructions, and once run its environment and what starts it."""
+    """One build stage: its instructions and, once it has run, its environment and command."""
 
     name: str
     steps: list[tuple[str, str]]
@@ -37,7 +37,7 @@ class Stage:
 
 
 def stages_of(dockerfile: Path) -> dict[str, Stage]:
-    """The stages by name, comments and line breaks gone."""
+    """The stages by name, without comments and with continued lines joined."""
     text = re.sub(r"^\s*#.*\n", "", dockerfile.read_text(), flags=re.M).replace("\\\n", " ")
     stages: dict[str, Stage] = {}
     steps: list[tuple[str, str]] = []
@@ -51,10 +51,10 @@ def stages_of(dockerfile: Path) -> dict[str, Stage]:
 
 
 class Builder:
-    """Runs stages one after the other below ``folder``."""
+    """Run stages one after the other below ``folder``."""
 
     def __init__(self, context: Path, folder: Path, before_run: Callable[[Stage], None]) -> None:
-        """``before_run`` may prepare a stage before each of its RUN steps."""
+        """``before_run`` is called with the stage before each of its RUN steps."""
         self._context = context
         self._folder = folder
         self._before_run = before_run
@@ -75,13 +75,13 @@ class Builder:
         return stage
 
     def relocate(self, stage: Stage, text: str) -> str:
-        """The text with the image's own paths below the stage's root."""
+        """The text with the image's own paths moved below the stage's root."""
         for path in IMAGE_PATHS:
             text = re.sub(rf"(?<![\w/]){path}\b", f"{stage.root}{path}", text)
         return text
 
     def environment(self, stage: Stage) -> dict[str, str]:
-        """The image's, on top of what a base image has."""
+        """The stage's environment variables, on top of those that a base image has."""
         python = str(Path(sys.executable).parent)
         base = {"PATH": f"{python}:{os.environ['PATH']}", "HOME": str(self._folder)}
         passed = {k: v for k, v in os.environ.items() if k.startswith(("PIP_", "SSL_", "HTTP"))}
@@ -116,7 +116,7 @@ class Builder:
                 into = Path(self.relocate(stage, target))
             into.parent.mkdir(parents=True, exist_ok=True)
             if at.is_dir() and origin is not None:
-                into.symlink_to(at)  # an environment's scripts name the folder it was made in
+                into.symlink_to(at)  # a virtual environment's scripts hold its absolute path
             elif at.is_dir():
                 shutil.copytree(at, into, ignore=shutil.ignore_patterns("__pycache__"))
             else:

@@ -1,4 +1,4 @@
-"""What of Kubernetes' API Helm needs to install a chart: discovery, and objects that are taken."""
+"""The part of Kubernetes' API that Helm installs a chart with: discovery, creating objects."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ def _groups() -> dict[str, Any]:
 
 
 class Answers(BaseHTTPRequestHandler):
-    """Discovery as a cluster gives it; whatever is created is kept; nothing else is there."""
+    """Answer discovery as a cluster does and store created objects; all else is 404."""
 
     protocol_version = "HTTP/1.1"
     created: list[dict[str, Any]]
 
     def do_GET(self) -> None:
-        """Discovery, empty lists, or 404."""
+        """Answer with discovery, an empty list, or 404."""
         path, _, query = self.path.partition("?")
         group = path.removeprefix("/apis/").removeprefix("/api/")
         documents = {"/version": VERSION, "/api": VERSIONS, "/apis": _groups()}
@@ -70,18 +70,18 @@ class Answers(BaseHTTPRequestHandler):
             self._say(404, error | {"code": 404})
 
     def do_POST(self) -> None:
-        """Take an object. Helm's own record of the release is no JSON and not the chart's."""
+        """Store an object. Helm's own record of the release is not JSON and is not stored."""
         body = self._body()
         if self._json():
             self.created.append(json.loads(body))
         self._send(201, body)
 
     def do_PUT(self) -> None:
-        """As it is told."""
+        """Echo the object."""
         self._send(200, self._body())
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Quietly."""
+        """Log nothing."""
 
     def _body(self) -> bytes:
         return self.rfile.read(int(self.headers["content-length"]))
@@ -102,7 +102,7 @@ class Answers(BaseHTTPRequestHandler):
 
 
 class KubeApi:
-    """A server on a free port of this machine; ``created`` has what was created, in order."""
+    """A server on a free port of this machine; ``created`` lists the created objects in order."""
 
     def __init__(self) -> None:
         self.created: list[dict[str, Any]] = []
@@ -112,7 +112,7 @@ class KubeApi:
 
     @property
     def kubeconfig(self) -> str:
-        """How to reach it."""
+        """A kubeconfig file's text that points to this server."""
         cluster = {"server": f"http://127.0.0.1:{self.server.server_port}"}
         context = {"cluster": "here", "user": "me", "namespace": "default"}
         return yaml.safe_dump(
@@ -127,6 +127,6 @@ class KubeApi:
         )
 
     def close(self) -> None:
-        """End it."""
+        """Stop the server."""
         self.server.shutdown()
         self.server.server_close()

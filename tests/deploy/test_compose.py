@@ -28,7 +28,7 @@ jsonschema.validate(json.loads(sys.argv[2]), schema)
 
 
 def compose_file(name: str) -> dict[str, Any]:
-    """A file with its variables at their defaults; what has none is in ``GIVEN``."""
+    """A compose file with its variables at their defaults, or as in ``GIVEN`` if they have none."""
     text = (DEPLOY / name).read_text()
     assert "${GRAFANA_PASSWORD:?" in text
     text = re.sub(r"\$\{(\w+):\?[^}]*\}", lambda match: GIVEN[match[1]], text)
@@ -38,7 +38,7 @@ def compose_file(name: str) -> dict[str, Any]:
 
 
 def variables(name: str) -> dict[str, str]:
-    """Those of a file's Hedgerow that have a value, as ``GIVEN`` and the defaults give them."""
+    """The environment variables of a file's Hedgerow service that have a value."""
     environment = compose_file(name)["services"]["hedgerow"]["environment"]
     return {key: str(value) for key, value in environment.items() if value not in (None, "")}
 
@@ -46,7 +46,7 @@ def variables(name: str) -> dict[str, str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FILES)
 def test_the_file_is_valid_compose(name: str) -> None:
-    """By the schema in Debian's docker-compose."""
+    """The file passes the schema in Debian's docker-compose."""
     folder = debian("docker-compose") / "usr/lib/python3/dist-packages/compose/config"
     python = python_tools() / "python"
     document = compose_file(name)
@@ -59,7 +59,7 @@ def test_the_file_is_valid_compose(name: str) -> None:
 
 @pytest.mark.parametrize("name", FILES)
 def test_what_is_mounted_is_there(name: str) -> None:
-    """Every file of ours that a service mounts."""
+    """Every local file that a service mounts exists."""
     for service in compose_file(name)["services"].values():
         for volume in service.get("volumes", ()):
             source = volume.split(":")[0]
@@ -68,7 +68,7 @@ def test_what_is_mounted_is_there(name: str) -> None:
 
 @pytest.mark.parametrize("name", FILES)
 def test_prometheus_finds_its_targets_and_grafana_prometheus(name: str) -> None:
-    """Host names are services, on a network that both are on."""
+    """Host names are services, on a network that both sides share."""
     services = compose_file(name)["services"]
     hosts = {("prometheus", 9090, "grafana")}
     mounted = str(services["prometheus"]["volumes"])
@@ -86,7 +86,7 @@ def test_prometheus_finds_its_targets_and_grafana_prometheus(name: str) -> None:
 
 @pytest.mark.parametrize("name", FILES)
 def test_hedgerow_is_started_with_what_it_knows(name: str) -> None:
-    """Its variables are settings, its switches switches, its grace outlasts its drain."""
+    """Its variables are settings, its flags exist, and its grace period outlasts its drain."""
     hedgerow = compose_file(name)["services"]["hedgerow"]
     names = hedgerow["environment"].keys() - PASSED_TO_THE_HUB
     assert {key.removeprefix("HEDGEROW_").lower() for key in names} <= Settings.model_fields.keys()
@@ -114,14 +114,14 @@ def test_only_this_machine_is_let_in(name: str) -> None:
 
 @pytest.mark.parametrize("name", FILES)
 def test_the_engines_kernel_can_be_loaded(name: str) -> None:
-    """A tmpfs is mounted noexec by itself; nothing else can be written."""
+    """/tmp is mounted with exec, which is not tmpfs's default; nothing else can be written."""
     hedgerow = compose_file(name)["services"]["hedgerow"]
     assert hedgerow["read_only"]
     assert hedgerow["tmpfs"] == ["/tmp:exec"]
 
 
 def test_the_example_of_env_names_what_the_file_takes() -> None:
-    """Each of its variables, commented out or not; and all that the file passes on."""
+    """.env.example names only variables of compose.yaml (some commented out), and all required."""
     example = (DEPLOY / ".env.example").read_text()
     names = set(re.findall(r"^(?:# )?([A-Z_]+)=", example, re.M))
     text = (DEPLOY / "compose.yaml").read_text()
@@ -130,7 +130,7 @@ def test_the_example_of_env_names_what_the_file_takes() -> None:
 
 
 def test_the_models_of_the_example_are_known() -> None:
-    """By the catalogue: their profile and reward format need not be named."""
+    """The catalogue knows them, so that their profile and reward format need not be named."""
     example = (DEPLOY / ".env.example").read_text()
     policy, reward = re.findall(r"^HEDGEROW_\w+_MODEL=(\S+)$", example, re.M)
     assert policy == GIVEN["HEDGEROW_POLICY_MODEL"]
@@ -139,7 +139,7 @@ def test_the_models_of_the_example_are_known() -> None:
 
 
 def test_pictures_are_pinned_and_the_same_in_all() -> None:
-    """No image floats."""
+    """Every image has a full version."""
     all_services = [compose_file(name)["services"] for name in FILES]
     for services in all_services:
         for service in services.values():
@@ -150,8 +150,8 @@ def test_pictures_are_pinned_and_the_same_in_all() -> None:
 
 
 def test_vllm_is_the_one_that_is_tried() -> None:
-    """Its servers are those that Hedgerow is told of, of the version that the tests run, each with
-    the model that Hedgerow reads the tokenizer of."""
+    """Hedgerow's URLs point to the file's servers; these have the version that the tests run, and
+    serve the model whose tokenizer Hedgerow reads."""
     services = compose_file("compose.vllm.yaml")["services"]
     version = re.search(r"^VLLM \?= (\S+)$", (ROOT / "Makefile").read_text(), re.M)
     assert version is not None

@@ -24,7 +24,7 @@ PANELS = [panel for panel in BOARD["panels"] if panel["type"] != "row"]
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
+    """A port that no process listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
@@ -53,7 +53,7 @@ def test_what_is_provisioned_is_what_the_board_asks() -> None:
 
 
 class Prometheus:
-    """A real one on a free port of this machine, looking at one target every second."""
+    """A real Prometheus on a free port of this machine that scrapes one target every second."""
 
     def __init__(self, folder: Path, target: str) -> None:
         rules = ROOT / "deploy" / "prometheus" / "rules.yaml"
@@ -90,12 +90,12 @@ class Prometheus:
         return reply["data"]["result"]
 
     def until(self, expression: str) -> None:
-        """Ask again and again until there is something."""
+        """Repeat the query until it returns a sample."""
         while not self.ask(expression):
             pass
 
     def close(self) -> None:
-        """End it."""
+        """Stop the process."""
         self.http.close()
         self.process.terminate()
         self.process.wait(timeout=30)
@@ -103,7 +103,7 @@ class Prometheus:
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    """One with so little KV that searches are in each other's way."""
+    """A server with so little KV that searches compete for it."""
     running = Server(kv_tokens="900", threads="1")
     yield running
     running.stop()
@@ -111,14 +111,14 @@ def server() -> Iterator[Server]:
 
 @pytest.fixture
 def prometheus(server: Server, tmp_path: Path) -> Iterator[Prometheus]:
-    """One that watches the server."""
+    """A Prometheus that scrapes the server."""
     running = Prometheus(tmp_path, server.url.removeprefix("http://"))
     yield running
     running.close()
 
 
 def load(url: str, seed: int) -> None:
-    """A little of everything: searches of two policies, a refusal, a plain reply."""
+    """Send a little of everything: searches by two policies, a plain reply, a refused request."""
     question = TASKS["game24"].questions("dev", 2)[seed % 2]
     body = {"model": "sprig", "messages": [{"role": "user", "content": question}], "seed": seed}
     with httpx2.Client(base_url=url, timeout=120) as http:
@@ -130,7 +130,7 @@ def load(url: str, seed: int) -> None:
 
 @pytest.mark.slow
 def test_every_panel_has_data(server: Server, prometheus: Prometheus) -> None:
-    """Scraped under load twice, each query of each panel returns a number that is one."""
+    """After two scrapes under load each query of each panel returns a finite number."""
     total = "sum(hedgerow_searches_total)"
     load(server.url, 1)
     prometheus.until(f"{total} == 3")

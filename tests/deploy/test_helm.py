@@ -1,6 +1,6 @@
-"""The chart: linted and installed by Helm itself into a stand-in for a cluster, then checked.
+"""The chart: linted, and installed by Helm itself into a fake cluster.
 
-What Helm sends is checked against Kubernetes' own schemas, strictly.
+The objects that Helm sends are checked against Kubernetes' own schemas, strictly.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ pytestmark = pytest.mark.slow
 
 
 def helm(action: str, values: dict[str, Any], kubeconfig: str = "") -> str:
-    """Run Helm in its own process; its output."""
+    """Run Helm in its own process and return its output; raises ChartRefused."""
     command = [python_tools() / "python", "-c", HELM, action, CHART, json.dumps(values), kubeconfig]
     process = subprocess.run(command, capture_output=True, text=True, check=False)
     if process.returncode:
@@ -64,19 +64,19 @@ def helm(action: str, values: dict[str, Any], kubeconfig: str = "") -> str:
 
 
 class ChartRefused(Exception):
-    """Helm would not."""
+    """Helm failed; the message is its stderr."""
 
 
 @pytest.fixture
 def cluster() -> Iterator[KubeApi]:
-    """A stand-in for one."""
+    """A fake Kubernetes API server."""
     running = KubeApi()
     yield running
     running.close()
 
 
 def install(cluster: KubeApi, values: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
-    """What Helm makes of the chart, by kind and name; valid by Kubernetes' schemas."""
+    """Install the chart; the objects by kind and name, valid by Kubernetes' schemas."""
     helm("install", values, cluster.kubeconfig)
     command = [python_tools() / "python", "-c", CHECK]
     documents = json.dumps(cluster.created)
@@ -86,13 +86,13 @@ def install(cluster: KubeApi, values: dict[str, Any]) -> dict[tuple[str, str], d
 
 
 def environment(deployment: dict[str, Any]) -> dict[str, str]:
-    """The server's variables that are given as values."""
+    """The server's environment variables that are given as plain values."""
     [container] = deployment["spec"]["template"]["spec"]["containers"]
     return {item["name"]: item["value"] for item in container["env"] if "value" in item}
 
 
 def test_helm_lint_finds_nothing() -> None:
-    """Neither errors nor warnings; information alone."""
+    """There are neither errors nor warnings, only information."""
     findings = json.loads(helm("lint", {}))
     assert not findings["Errors"]
     assert all(message["Severity"] <= 1 for message in findings["Messages"])
@@ -120,7 +120,7 @@ def test_the_default_is_the_embedded_engine(cluster: KubeApi) -> None:
 
 
 def test_everything_on_is_valid_and_wired(cluster: KubeApi) -> None:
-    """A Service a pool, every server of a pool by name, an autoscaler, keys, an ingress."""
+    """One Service for each pool, each server of a pool by name, an autoscaler, keys, an ingress."""
     objects = install(cluster, EVERYTHING)
     kinds = {kind for kind, _ in objects}
     assert {"StatefulSet", "HorizontalPodAutoscaler", "Ingress", "ServiceMonitor"} <= kinds
@@ -208,7 +208,7 @@ def test_nobody_but_hedgerow_and_monitoring_reaches_sglang(cluster: KubeApi) -> 
 def test_wrong_values_are_refused_by_name(
     cluster: KubeApi, values: dict[str, Any], message: str
 ) -> None:
-    """By the schema, before anything is sent; keys belong into Secrets."""
+    """The schema refuses them before anything is sent; keys belong into Secrets."""
     with pytest.raises(ChartRefused, match=re.escape(message)):
         helm("install", values, cluster.kubeconfig)
     assert cluster.created == []

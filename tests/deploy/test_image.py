@@ -1,4 +1,4 @@
-"""The Dockerfile: linted, and its steps run in a folder, as far as that goes without an engine."""
+"""The Dockerfile: linted, and its steps run in a folder without a container engine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DOCKERFILE = ROOT / "Dockerfile"
 
 @pytest.mark.slow
 def test_the_linter_finds_nothing() -> None:
-    """hadolint, every rule."""
+    """hadolint passes with every rule."""
     linter = python_tools() / "hadolint"
     process = subprocess.run([linter, DOCKERFILE], capture_output=True, text=True, check=False)
     assert process.returncode == 0, process.stdout
@@ -41,7 +41,7 @@ def test_images_are_pinned_and_run_as_nobody_special() -> None:
 
 
 def share_packages(stage: Stage) -> None:
-    """Let a stage's environment see this one's packages, so that pip need not fetch them again."""
+    """Let a stage's environment see this one's packages, so that pip does not download them."""
     for site in stage.root.glob("opt/hedgerow/lib/python*/site-packages"):
         (site / "here.pth").write_text(sysconfig.get_path("purelib"))
 
@@ -51,7 +51,7 @@ def share_packages(stage: Stage) -> None:
 def test_the_steps_make_a_server_that_answers_its_probe(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From the copied files alone: installed, started from elsewhere, healthy, and it searches."""
+    """Installed from the copied files alone and started elsewhere, it is healthy and searches."""
     monkeypatch.setenv("TORCH_INDEX", "https://pypi.org/simple")
     monkeypatch.delenv("PYTHONPATH", raising=False)
     stages = stages_of(DOCKERFILE)

@@ -16,21 +16,21 @@ from tests.server.test_process import Server
 
 @pytest.fixture
 def fronts() -> Iterator[list[Server]]:
-    """Two servers."""
+    """Two front ends, ``a`` and ``b``."""
     with front_ends({"front_end": "a"}, {"front_end": "b"}) as running:
         yield running
 
 
 @pytest.fixture
 def nginx(fronts: list[Server], tmp_path: Path) -> Iterator[Nginx]:
-    """One before them."""
+    """An nginx before the two front ends."""
     with Nginx(tmp_path, fronts) as running:
         yield running
 
 
 @contextmanager
 def paused_engine(front: Server) -> Iterator[None]:
-    """Its engine draws nothing meanwhile; the front end answers as ever."""
+    """Stop a front end's engine process meanwhile; the front end itself goes on answering."""
     engine = front.engine
     os.kill(engine, signal.SIGSTOP)
     try:
@@ -45,7 +45,7 @@ def paused_engine(front: Server) -> Iterator[None]:
 )
 @pytest.mark.slow
 def test_two_front_ends(nginx: Nginx, fronts: list[Server]) -> None:
-    """A caller stays at one. One that is killed costs the other nothing, and what it had not begun
-    to answer is answered by the other, with the same tree."""
+    """A caller stays at one front end. Killing one costs the other nothing, which also answers the
+    requests that the killed one had not begun to answer, with the same tree."""
     streamed, plain = outlive(nginx, fronts, paused_engine)
     assert plain["tree_digest"] == streamed["tree_digest"]

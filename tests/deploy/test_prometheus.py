@@ -15,12 +15,12 @@ FOLDER = ROOT / "deploy" / "prometheus"
 
 @pytest.fixture(scope="module")
 def promtool() -> str:
-    """Its path."""
+    """The path of promtool."""
     return debian_tool("prometheus", "promtool")
 
 
 def run(*command: str) -> str:
-    """A command's output; it must succeed."""
+    """Run a command, which must succeed, and return its output."""
     process = subprocess.run(command, cwd=FOLDER, capture_output=True, text=True, check=False)
     assert process.returncode == 0, process.stdout + process.stderr
     return process.stdout
@@ -28,18 +28,18 @@ def run(*command: str) -> str:
 
 @pytest.mark.slow
 def test_the_configuration_is_one(promtool: str) -> None:
-    """With its rules, and the files that name targets."""
+    """promtool accepts it with its rules and the files that name targets."""
     assert "SUCCESS" in run(promtool, "check", "config", "--lint-fatal", "prometheus.yaml")
 
 
 @pytest.mark.slow
 def test_the_rules_do_what_they_say(promtool: str) -> None:
-    """rules_test.yaml: series by hand, and the alerts that must and must not come of them."""
+    """rules_test.yaml passes: hand-made series, and the alerts that must and must not fire."""
     assert "SUCCESS" in run(promtool, "test", "rules", "rules_test.yaml")
 
 
 def test_every_alert_is_tested_and_every_series_documented() -> None:
-    """Each alert fires in some test; each name in an expression stands on the page or is a rule."""
+    """Each alert fires in some test; each name in an expression is in metrics.md or is a rule."""
     rules = [
         rule
         for group in yaml.safe_load((FOLDER / "rules.yaml").read_text())["groups"]

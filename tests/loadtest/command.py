@@ -1,4 +1,4 @@
-"""Benchmarks as people run them."""
+"""Run benchmarks as a user does."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 def run(module: str, *words: str) -> subprocess.CompletedProcess[str]:
-    """``python -m loadtest.MODULE`` with these words."""
+    """Run ``python -m loadtest.MODULE`` with the arguments ``words``."""
     command = [sys.executable, "-m", f"loadtest.{module}", *words]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
 def refused(main: Callable[[], None], words: list[str], monkeypatch: pytest.MonkeyPatch) -> str:
-    """The one line that a benchmark ends with where it refuses these words, on stderr."""
+    """The single line with which a benchmark refuses the arguments ``words``, as on stderr."""
     monkeypatch.setattr(sys, "argv", ["benchmark", *words])
     with redirect_stderr(io.StringIO()) as stderr, pytest.raises(SystemExit) as error:
         main()

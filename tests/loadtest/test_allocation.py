@@ -31,7 +31,7 @@ from tests.search.scripted_engine import ScriptedEngine
 def cell(
     name: str, width: int, right: Sequence[int], tokens: int, kv: int | None = None
 ) -> AllocationCell:
-    """Searches of questions, right or not, at so many tokens each."""
+    """A cell with one search for each entry of ``right``, each of ``tokens`` tokens."""
     return AllocationCell(
         name,
         width,
@@ -72,7 +72,7 @@ def test_a_width_that_hurts_is_seen() -> None:
 
 
 def test_searches_come_back_from_csv(tmp_path: Path) -> None:
-    """Whole; a question that some method has not searched with every seed is not counted."""
+    """All fields survive; a question that a method lacks with some seed is not counted."""
     searches = [
         SearchRecord("game24", question, seed, method, 4, 1, 1, None if seed else 0, 30, None)
         for question in ("a, b", 'c "d"')
@@ -90,7 +90,7 @@ def test_searches_come_back_from_csv(tmp_path: Path) -> None:
 
 
 def test_a_plot_has_a_panel_a_task(tmp_path: Path) -> None:
-    """Each with its name and all methods; the same rows make the same bytes."""
+    """Each panel has the task's name and all methods; the same rows give the same bytes."""
     cells = [cell("best_of_n", 4, (1, 0), 100), cell("rebase", 4, (1, 1), 60)]
     rows = [row for task in ("game24", "countdown") for row in rows_of(task, cells, 1)]
     plots = [tmp_path / "a.svg", tmp_path / "b.svg"]
@@ -116,20 +116,20 @@ def test_holm_by_hand(ps: list[float | None], rejected: list[bool | None]) -> No
 
 
 def test_p_of_a_loss() -> None:
-    """Losses alone: the least there is; gains alone: 1."""
+    """With losses alone p is the least possible value, with gains alone it is 1."""
     assert loss_p([-1.0] * 9) == 1e-4
     assert loss_p([1.0] * 9) == 1.0
 
 
 def test_seeds_search_the_same_questions() -> None:
-    """All of the first seed, then all of the second, each search with a seed of its own."""
+    """All questions with the first seed, then all with the second; each item's seed is unique."""
     items = items_of(replace(QUICK, questions=3, seeds=(0, 7)), "game24")
     assert [i.question for i in items[:3]] == [i.question for i in items[3:]]
     assert len({i.seed for i in items}) == 6
 
 
 async def test_every_method_is_a_policy_that_searches() -> None:
-    """Each is known, and finishes on an engine without a model."""
+    """Each method is a known policy that finishes on an engine without a model."""
     item = Item("game24", "Use 4 9 10 13 to make 24.", 1)
     methods = [Method(n, SearchSpec.model_validate({**d, "width": 4})) for n, d in DIALS.items()]
     comparison = await compare(ScriptedEngine(), [item], methods)

@@ -1,4 +1,4 @@
-"""The capacity model, worked by hand, and what it must never say."""
+"""The capacity model, worked by hand, and properties that it must always have."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_kv_by_hand() -> None:
 
 
 def test_the_fit_goes_through_both_widths() -> None:
-    """What made the numbers is found again."""
+    """The fit recovers the parameters that the numbers were computed from."""
     true = Search(WIDE, depth=3, step=10, prompt=100, kept=0.5, spread=0.9)
     narrow = replace(true, width=NARROW).kv_tokens
     fit = fitted(narrow, true.kv_tokens, 3, 10, 100)
@@ -59,7 +59,7 @@ def test_the_roofline_by_hand() -> None:
 
 
 def test_a_replica_by_hand() -> None:
-    """90 MB less 4 MB of weights hold so many searches, which share every pass."""
+    """90 MB less 4 MB of weights are the room for searches, which share every pass."""
     replica = ReplicaModel(BOX, TINY, TINY, SMALL)
     assert replica.kv_bytes == 180 * 64
     assert replica.kv_bytes_mean == 140 * 64
@@ -78,19 +78,19 @@ def test_a_replica_by_hand() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Law:
-    """``seconds(n) = fixed + each * n``: the cost of passes, which all share, and that of each
-    search's rows.
+    """``seconds(n) = fixed + each * n``: ``fixed`` for passes, which all searches share, ``each``
+    for the rows of one search.
     """
 
     fixed: float
     each: float
 
     def seconds(self, at_once: float) -> float:
-        """Of a search among so many."""
+        """The seconds of one search while ``at_once`` run."""
         return self.fixed + self.each * at_once
 
     def rate(self, at_once: float) -> float:
-        """Searches that end in a second."""
+        """The number of searches that end in a second while ``at_once`` run."""
         return at_once / self.seconds(at_once)
 
 
@@ -106,14 +106,14 @@ def test_sharing_that_gains_nothing_is_a_queue() -> None:
 
 
 def test_sharing_that_costs_nothing_is_each_alone() -> None:
-    """Two a second that take one second each: two under way, none in one of e squared moments."""
+    """Two a second, one second each: two under way on average, none for e**-2 of the time."""
     queue = company(float, 200, 2)
     assert queue.at_once == pytest.approx(2)
     assert queue.busy == pytest.approx(1 - math.exp(-2))
 
 
 def test_shared_passes_by_hand() -> None:
-    """4 s alone, 3 of them shared; at half load 0.5 * 4 / 0.5 are under way."""
+    """A search takes 4 s alone, 3 of them shared; at half load 0.5 * 4 / 0.5 are under way."""
     queue = company(Law(fixed=3, each=1).rate, 400, 0.5)
     assert queue.at_once == pytest.approx(4)
     assert queue.waiting == pytest.approx(0, abs=1e-9)
@@ -128,7 +128,7 @@ def test_very_many_places_fit_the_arithmetic() -> None:
 
 
 def test_more_than_it_can_do_is_refused() -> None:
-    """Both rates are named."""
+    """The error names both rates."""
     with pytest.raises(ValueError, match="2 a second arrive, 1 are the most that end"):
         company(lambda _: 1.0, 4, 2.0)
 
@@ -137,7 +137,7 @@ def test_more_than_it_can_do_is_refused() -> None:
 def test_more_arrivals_are_never_less_company(
     fixed: float, each: float, most: int, load: float
 ) -> None:
-    """And no search is quicker than one alone."""
+    """More arrivals mean more searches at once, and no search is quicker than one alone."""
     law = Law(fixed, each)
     arrivals = load * law.rate(most)
     few, many = (company(law.rate, most, share * arrivals) for share in (0.5, 1.0))
@@ -163,7 +163,7 @@ def test_users_by_hand() -> None:
 
 
 def test_one_user_has_the_machine_alone() -> None:
-    """Nearly the time of one, on a replica that is nearly idle."""
+    """A search takes nearly the time of one alone, on a replica that is nearly idle."""
     replica = ReplicaModel(
         GPUS["h100"], MODELS["qwen2.5-1.5b"], MODELS["qwen2.5-7b"], Search(64, 10, 60, 300)
     )
@@ -200,12 +200,12 @@ def test_more_users_never_need_less(
 
 
 def test_the_judged_width_lies_on_the_line() -> None:
-    """Between the two that make it."""
+    """It lies between the two widths that the line is fitted to."""
     assert NARROW < JUDGED < WIDE
     assert line(1.0, 61.0, JUDGED) == 13.0
 
 
 def test_the_command_prints_one_document() -> None:
-    """Rows for the users asked for."""
+    """It has one row for each requested number of users."""
     process = run("capacity", "--json", "--users", "1,1000")
     assert [plan["users"] for plan in json.loads(process.stdout)["rows"]] == [1, 1000]

@@ -10,7 +10,7 @@ from search.spec import SearchSpec
 
 
 def shape(spec: SearchSpec) -> tuple[int, int, int, int]:
-    """B, D, expansions, tokens a node."""
+    """Branching, depth, expansions and tokens a node of a spec."""
     return spec.branch, spec.max_depth, spec.expansions, spec.max_step_tokens
 
 

@@ -1,4 +1,4 @@
-"""Requests of a round, counted by whose they are."""
+"""Counting the requests that each round sends."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.search.scripted_engine import ScriptedEngine
 
 
 class Sending(ScriptedEngine):
-    """Sends two requests for a round's draws and one for its scores, and looks at a server."""
+    """Sends two requests for a round's draws, one for its scores, and one health request."""
 
     def __init__(self, policy: Replica, reward: Replica) -> None:
         super().__init__()
@@ -41,8 +41,8 @@ class Sending(ScriptedEngine):
 
 
 async def test_requests_are_counted_by_round_and_server() -> None:
-    """However many searches there are at once; a look at a server's health is none of them, nor is
-    what nobody's round sends."""
+    """Counts are right with several searches at once; health requests do not count, nor do requests
+    outside of a round."""
     transport = httpx.MockTransport(lambda _: httpx.Response(200))
     servers = [Replica(f"http://{name}", ServerTimes(1, 1, 1, 9)) for name in ("policy", "reward")]
     for server in servers:

@@ -1,4 +1,4 @@
-"""Decisions noted and made again, and the ceiling's own: the same trees, the same width."""
+"""Recorded and replayed decisions give the same trees; the ceiling policy keeps its width."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.search.scripted_engine import ScriptedEngine, answer_of, encode
 
 
 async def grow(spec: SearchSpec, policy_of: PolicyOf | None = None) -> Outcome:
-    """A search with the scripted engine."""
+    """Run a search on the scripted engine."""
     return await search(
         Problem(encode("Q"), "Q"),
         spec,
@@ -38,7 +38,7 @@ async def grow(spec: SearchSpec, policy_of: PolicyOf | None = None) -> Outcome:
 )
 @pytest.mark.parametrize("name", sorted(POLICIES))
 async def test_repeated_decisions_grow_the_same_tree(name: PolicyName) -> None:
-    """Noted or repeated, the digest is that of the search itself; the last plan ends it."""
+    """Recorded or replayed, a search has the digest of the plain one; the last plan is None."""
     ticks = iter(range(10_000))
     for seed in range(5):
         spec = SearchSpec(policy=name, width=9, seed=seed)
@@ -56,7 +56,7 @@ async def test_repeated_decisions_grow_the_same_tree(name: PolicyName) -> None:
 
 
 def test_a_tree_that_has_become_another_one_ends() -> None:
-    """A round names a node that was not drawn, or one that is finished: nothing more is planned."""
+    """A replayed round with a node that is missing or finished ends the search."""
     spec, tree = SearchSpec(policy="rebase", width=4), Tree([1])
     tree.add(0, [2], "a", Finish.END)
     for impossible in (Round({7: 1}), Round({1: 1}), Round({0: 1}, prune=(1,))):
@@ -66,7 +66,7 @@ def test_a_tree_that_has_become_another_one_ends() -> None:
 
 
 class Looking:
-    """A policy that compares embeddings, and says how it was suited."""
+    """A policy that compares embeddings; ``plan`` shows which embedder it was suited to."""
 
     scores: ClassVar[Scores] = Scores.ALL
 
@@ -74,7 +74,7 @@ class Looking:
         self.embeds = embeds
 
     def plan(self, tree: Tree) -> Round | None:
-        """One child of the root by each embedder's letter, then nothing."""
+        """As many children of the root as the embedder's name has letters, then nothing."""
         return Round({0: len(self.embeds or "")}) if len(tree) == 1 else None
 
     def to_embed(self, tree: Tree) -> Sequence[Node]:
@@ -82,12 +82,12 @@ class Looking:
         return tree.nodes
 
     def suited_to(self, embeds: str | None) -> Looking:
-        """Another one."""
+        """The policy for the embedder ``embeds``."""
         return Looking(embeds)
 
 
 def test_what_else_a_policy_asks_is_passed_on_but_not_repeated() -> None:
-    """Embeddings are asked for as often as without noting, and never for a repetition."""
+    """A recording policy forwards ``to_embed`` and ``suited_to``; a replaying one has neither."""
     spec, tree, decisions = SearchSpec(), Tree([1]), Decisions()
     policy: Any = noting(lambda _: Looking(), decisions, lambda: 0.0)(spec)
     assert policy.to_embed(tree) == tree.nodes
@@ -100,7 +100,7 @@ def test_what_else_a_policy_asks_is_passed_on_but_not_repeated() -> None:
 
 
 def test_one_leaf_is_kept_by_hand() -> None:
-    """Width 5, one reply finished: the best of three leaves gets the 4 that remain; ties lower."""
+    """Width 5, one reply finished: the best of three leaves gets the other 4; ties to lower ids."""
     tree = Tree([1])
     assert KeepOne(5).plan(tree) == Round({0: 5})
     for reward in (0.2, 0.7, 0.7):
@@ -113,7 +113,7 @@ def test_one_leaf_is_kept_by_hand() -> None:
 
 
 async def test_the_ceiling_keeps_to_its_width_and_holds_less() -> None:
-    """Of the KV that REBASE holds in all, some is saved."""
+    """Over 20 seeds the ceiling holds less KV in total than REBASE."""
     saved = 0
     for seed in range(20):
         spec = SearchSpec(policy="rebase", width=16, seed=seed)

@@ -1,4 +1,4 @@
-"""The yardstick for speed is fair only if it does the same work."""
+"""The generate loop, a baseline for speed, does the same work as the reference engine."""
 
 import asyncio
 

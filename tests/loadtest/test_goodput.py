@@ -57,7 +57,7 @@ RUN = GoodputRun(
 
 
 def test_a_ratio_by_hand() -> None:
-    """Twice and half as fast on two items is equally fast; a pair where nothing finished is out."""
+    """Twice and half as fast on two items is equally fast; an item with no goodput is left out."""
     mean, interval = paired_ratio([(40.0, 20.0), (10.0, 20.0)])
     assert mean == pytest.approx(1.0)
     assert interval == pytest.approx([0.5, 2.0])
@@ -66,7 +66,7 @@ def test_a_ratio_by_hand() -> None:
 
 
 def test_rows_by_hand() -> None:
-    """Two items: the paper's baseline at 20 and 10 tokens a second, ours at twice that."""
+    """Two items: the paper's baseline at 20 and 10 tokens a second, ours twice as fast."""
     paper = [RUN, replace(RUN, goodput=10.0, seconds=8.0, correct=False, digest="bb")]
     ours = [replace(run, goodput=2 * run.goodput, seconds=run.seconds / 2) for run in paper]
     p_runs = [replace(ours[0], digest="cc"), replace(ours[1], verifier_seconds=0.25)]
@@ -82,13 +82,13 @@ def test_rows_by_hand() -> None:
     assert (second["identical_trees"], third["identical_trees"]) == (1.0, 0.5)
     assert (first["accuracy"], first["pass_at_n"]) == (0.5, 1.0)
     assert first["slot_utilisation"] == pytest.approx(0.375)
-    # With room for everything 30 tokens a second each, where our baseline has 40 and 20.
+    # With room for everything both items run at 30 tokens a second; our baseline has 40 and 20.
     assert third["room_bound"] == pytest.approx(math.sqrt(30 / 40 * 30 / 20))
     assert first["tree_digest"] == second["tree_digest"] != third["tree_digest"]
 
 
 def test_repeats_are_pairs_of_their_own() -> None:
-    """An item twice: 1.2 and 0.8 times as fast, the second time after one more token was read."""
+    """One item twice: 1.2 and 0.8 times as fast; the second run reads one more token."""
     base = [replace(RUN, prm_tokens=5)] * 2
     mine = [replace(base[0], goodput=24.0), replace(base[1], goodput=16.0, prm_tokens=6)]
     (row,) = rows({"paper_baseline": base, "baseline": base, "P": mine}, [RUN])[2:]
@@ -131,7 +131,7 @@ def test_a_summary_by_hand() -> None:
 
 
 def test_runs_of_some_cells_each_are_summed_up_once(tmp_path: Path) -> None:
-    """Two files of different cells are one table; a cell that is in both is named."""
+    """Two files of different cells are joined; a cell in both is an error that names it."""
     about = {"pair": "equal", "task": "game24", "policy": "beam", "pool": 1.0, "variant": "P"}
     files = [tmp_path / "8.json", tmp_path / "16.json"]
     for beams, path in zip((8, 16), files, strict=True):
@@ -156,7 +156,7 @@ def test_cells() -> None:
 
 
 def test_some_cells_at_random() -> None:
-    """As many as are asked for, in the plan's order, the same for the same seed."""
+    """``sample`` cells in the plan's order, the same for the same seed."""
     plan = GoodputPlan(sample=20)
     sample, every = cells_of(plan), cells_of(GoodputPlan())
     assert len(sample) == len(set(sample)) == 20
@@ -168,7 +168,7 @@ def test_some_cells_at_random() -> None:
 
 
 def test_variants_take_turns() -> None:
-    """Two items by two variants, twice; every other time backwards."""
+    """Two items by two variants, twice each; every other turn runs backwards."""
     by_item = list(_turns(GoodputPlan(variants=("P", "MP"), repeats=2), 2))
     assert by_item[:4] == [(0, "P"), (0, "MP"), (0, "MP"), (0, "P")]
     assert by_item[4:] == [(1, "MP"), (1, "P"), (1, "P"), (1, "MP")]
@@ -184,7 +184,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 def test_whole_prefixes_score_the_same_and_are_read_whole(models: tuple[Path, Path]) -> None:
-    """Two steps below one prefix: every token of both paths is read, in the next round again."""
+    """Two steps below one prefix: every token of both paths is read, again in the next round."""
     loaded = ModelsInProcess(EngineOptions(policy=models[0], prm=models[1], threads=1))
     step = tuple(range(40, 60))
     rounds = [
@@ -209,7 +209,7 @@ def test_whole_prefixes_score_the_same_and_are_read_whole(models: tuple[Path, Pa
 @pytest.mark.slow
 @pytest.mark.promise("Every variant in the goodput benchmark grows the same trees.")
 def test_a_small_run(models: tuple[Path, Path]) -> None:
-    """Every key; the same trees by every variant, each in the same bytes of KV."""
+    """Rows have every key, and every variant grows the same trees."""
     plan = GoodputPlan(
         tasks=("game24",),
         policies=("beam",),
@@ -239,7 +239,7 @@ def test_a_small_run(models: tuple[Path, Path]) -> None:
 
 
 def test_what_there_is_no_time_for_is_named(models: tuple[Path, Path]) -> None:
-    """Pairs and cells that are not begun."""
+    """``left_out`` names the cells that were not started."""
     plan = GoodputPlan(policies=("beam",), widths=(8,), pools=(1.0,), seconds=-1.0)
     document = asyncio.run(measure(plan, models))
     assert document["rows"] == []
@@ -259,7 +259,7 @@ def test_what_there_is_no_time_for_is_named(models: tuple[Path, Path]) -> None:
 def test_a_wrong_switch_is_refused(
     words: list[str], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The switch, its value and what is allowed."""
+    """The message names the option, its value and what is allowed."""
     assert message in refused(goodput.main, words, monkeypatch)
 
 

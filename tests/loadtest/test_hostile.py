@@ -1,4 +1,4 @@
-"""The hostile run's checks, each of which can fail; its bodies, which are the same each time."""
+"""The hostile run: each of its checks can fail, and its request bodies are deterministic."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ FINE = [
 
 
 def test_a_history_that_keeps_every_promise() -> None:
-    """One pair, as an error is none."""
+    """There is one pair of equal requests, since errors make no pair."""
     summary = checked(FINE)
     assert (summary["requests"], summary["pairs"], summary["broken"]) == (4, 1, {})
 
 
 def test_what_a_deadline_has_cut_is_no_pair() -> None:
-    """How far a search came by then is the clock's; it is counted by itself."""
+    """A search's progress at its deadline depends on the clock; it is counted separately."""
     timed_out = Asked("a", 200, "", "d2", 5, 5, 60.0, deadline=True)
     summary = checked([*FINE, timed_out])
     assert (summary["pairs"], summary["cut_by_deadline"], summary["broken"]) == (1, 1, {})
@@ -45,12 +45,12 @@ def test_what_a_deadline_has_cut_is_no_pair() -> None:
     ],
 )
 def test_a_promise_that_breaks_is_named(reply: Asked, broken: str) -> None:
-    """Each by itself."""
+    """Each kind of breach is reported alone, under its own name."""
     assert checked([*FINE, reply], answers=True)["broken"] == {broken: 1}
 
 
 def test_a_row_says_what_was_broken_and_nothing_else() -> None:
-    """Each promise by its name, and under the heading that it belongs to."""
+    """The row has each breach under its name, and counts it in the column it belongs to."""
     fine = row("pairs", checked(FINE))
     assert (fine["kind"], fine["cases"], fine["broken"]) == ("pairs", len(FINE), "nothing")
     assert fine["found"]["pairs"] == 1
@@ -60,7 +60,7 @@ def test_a_row_says_what_was_broken_and_nothing_else() -> None:
 
 
 def test_a_run_that_was_cut_off_goes_on(tmp_path: Path) -> None:
-    """What stands whole on disk is there again; half a line is not."""
+    """Whole lines on disk are read back; half a line is ignored."""
     history = StageHistory(tmp_path / "state", "stage")
     assert history.read() == []
     history.add(FINE)
@@ -70,7 +70,7 @@ def test_a_run_that_was_cut_off_goes_on(tmp_path: Path) -> None:
 
 
 def test_what_is_asked_is_the_same_each_time() -> None:
-    """And the searches are valid ones."""
+    """Bodies and searches are deterministic, and the searches are valid."""
     for number in range(40):
         assert body(number) == body(number)
         assert drawn(number) == drawn(number)

@@ -20,7 +20,7 @@ BEAM = Method("beam", SearchSpec(policy="beam", width=8))
 
 
 async def run(path: Path, methods: list[Method], count: int, rounds: int = 0) -> list[Results]:
-    """Some questions by some methods, results kept in the file."""
+    """Search ``count`` questions by the methods, storing results in the file ``path``."""
     items = items_of("game24", "dev", count, seed=0)
     return await compare(ScriptedEngine(), items, methods, keep_rounds=rounds, kept_in=path)
 
@@ -41,7 +41,7 @@ async def test_known_results_are_taken_and_others_added(tmp_path: Path) -> None:
 
 
 async def test_decisions_that_are_wanted_are_searched_again(tmp_path: Path) -> None:
-    """A result without them serves only who does not want them."""
+    """A stored result without rounds is used only where rounds are not needed."""
     path = tmp_path / "kept.jsonl"
     await run(path, [REBASE], 1)
     (with_rounds,) = await run(path, [REBASE], 1, rounds=1)
@@ -51,7 +51,7 @@ async def test_decisions_that_are_wanted_are_searched_again(tmp_path: Path) -> N
 
 
 async def test_other_engines_specs_and_half_lines_do_not_count(tmp_path: Path) -> None:
-    """Nothing is taken that this engine and this spec did not give."""
+    """Only results of this engine and this spec are used."""
     path = tmp_path / "kept.jsonl"
     (results,) = await run(path, [REBASE], 2)
     first, second = items_of("game24", "dev", 2, 0)
@@ -65,7 +65,7 @@ async def test_other_engines_specs_and_half_lines_do_not_count(tmp_path: Path) -
 
 
 def test_lines_are_taken_back_from_the_same_makers_alone(tmp_path: Path) -> None:
-    """What was put is there the next time; another's line is left where it is."""
+    """A stored value is read by the next run; another maker's line is ignored and kept."""
     path, number = tmp_path / "kept.jsonl", TypeAdapter(int)
     KeptLines(path, "us", number).put("seven", 7)
     KeptLines(path, "them", number).put("seven", 8)
@@ -75,6 +75,6 @@ def test_lines_are_taken_back_from_the_same_makers_alone(tmp_path: Path) -> None
 
 
 def test_code_is_named_by_all_of_its_packages() -> None:
-    """Another package, another name; the same ones, the same."""
+    """Different packages give different names, the same packages the same name."""
     assert code_of(search) == code_of(search)
     assert len({code_of(search), code_of(kvpolicy), code_of(search, kvpolicy)}) == 3

@@ -1,4 +1,4 @@
-"""`python -m loadtest.kills`: what is wrong, what is lost and kept, kills, a wire that refuses."""
+"""`python -m loadtest.kills`: rows, stored results, kills, a proxy that answers 429."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.search.scripted_engine import ScriptedEngine
 
 
 def test_a_row_by_hand() -> None:
-    """One the same, one with a digest of its own alone, one with other steps, one with an error."""
+    """Of four one is the same, one has another digest, one has other steps, one an error."""
     calm = {n: Ended("", "a", "1") for n in range(4)}
     faulty = calm | {1: Ended("", "a", "2"), 2: Ended("", "b", "3"), 3: Ended("gone")}
     row = compared(faulty, calm)
@@ -40,7 +40,7 @@ def test_a_row_by_hand() -> None:
 
 
 def test_what_has_ended_is_kept(tmp_path: Path) -> None:
-    """By phase and number, kills beside it; another run goes on from there."""
+    """Results are stored by phase and number, kills beside them; another run resumes there."""
     first = Searches(tmp_path / "kept.jsonl", "vllm", unlike_items("game24", 3))
     first._kept.put(first._name(CALM, 1), Ended("", "a", "1", 2.0))
     first._killed.put(KILLS, 2)
@@ -51,7 +51,7 @@ def test_what_has_ended_is_kept(tmp_path: Path) -> None:
 
 
 def test_no_two_searches_are_the_same() -> None:
-    """Also where there are more searches than questions."""
+    """Items differ even where there are more searches than questions."""
     items = unlike_items("game24", 2000)
     assert len(items) == 2000
     assert len({(item.question, item.seed) for item in items}) == 2000
@@ -61,14 +61,14 @@ class Failing(ScriptedEngine):
     """An engine that is down for the second search."""
 
     async def expand(self, tree: str, branches: Sequence[Branch], sampling: Sampling) -> list[Step]:
-        """Nothing for that one."""
+        """Raise EngineDown for the second search."""
         if tree.startswith("search 1-"):
             raise EngineDown("no policy server answers")
         return await super().expand(tree, branches, sampling)
 
 
 async def test_kills_under_searches_of_which_one_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the error said, in its place; the others go on, and so do the kills, to the last."""
+    """The failed search's error is in the row; the other searches and all kills still happen."""
     monkeypatch.setattr(kills, "PAUSE_SECONDS", (0.0, 0.0))
     searches, restarts = Searches(None, "none", unlike_items("game24", 6)), []
 
@@ -89,11 +89,11 @@ class Sleeper(LaunchedServer):
     """A server that is ready at once and does nothing."""
 
     async def ready(self, seconds: float) -> None:
-        """It is."""
+        """Return at once."""
 
 
 async def test_a_killed_server_runs_again(tmp_path: Path) -> None:
-    """Killed with all that it has started; what runs then is another process."""
+    """The killed process has ended by SIGKILL, and the server runs again afterwards."""
     path = tmp_path / "python"
     path.write_text("#!/bin/sh\nexec sleep 600\n")
     path.chmod(0o755)
@@ -113,7 +113,7 @@ async def test_a_killed_server_runs_again(tmp_path: Path) -> None:
 
 
 async def test_an_answer_becomes_a_refusal() -> None:
-    """429 with its ``Retry-After``, then the connection's end; asked again there is an answer."""
+    """The proxy answers 429 with ``Retry-After`` and closes; the next request is answered."""
     stub = MortalStub(CompletionsStub.of(Text(SPRIG_FOLDER / "policy")))
     await stub.start()
     wire = Proxy(stub.port, share=1.0, names=[TOO_MANY], dice=random.Random(0))

@@ -1,4 +1,4 @@
-"""`python -m loadtest.kv`: rows that can be checked by hand, its switches, a small run."""
+"""`python -m loadtest.kv`: rows that can be checked by hand, its options, a small run."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ WHOLE = KvRun(
 
 
 def test_a_row_by_hand() -> None:
-    """Two searches in a quarter: one as it was, one that ended early with another tree."""
+    """Two searches in a quarter of the KV: one unchanged, one ended early with another tree."""
     tight = replace(WHOLE, budget=250, peak=250, rehydrations=4, recomputed=80, again_seconds=0.1)
     tight = replace(tight, least_tokens=70)
     early = replace(WHOLE, correct=False, completed=False, digest="bb", budget=300, peak=300)
@@ -79,7 +79,7 @@ def test_a_row_by_hand() -> None:
 
 
 def test_a_peak_may_be_the_active_set() -> None:
-    """What is being read cannot be given up: 0.3 is within where 0.3 is active."""
+    """KV that is being read cannot be evicted: a peak of 0.3 is within where 0.3 is active."""
     busy = replace(WHOLE, active=300)
     assert row([replace(busy, peak=300)], [busy])["within"] == 1.0
 
@@ -100,17 +100,17 @@ def test_cases_are_configurations_of_what_goes_back() -> None:
 
 @pytest.mark.parametrize("policy", ["full", "lru", "arborkv"])
 def test_events_at_1000_blocks_are_timed(policy: str) -> None:
-    """Full retention decides nothing."""
+    """Every policy but full retention, which decides nothing, takes time for an event."""
     assert (event_us(policy) > 0) == (policy != "full")  # type: ignore[arg-type]
 
 
 def test_events_are_timed_with_all_signals_read() -> None:
-    """Attention, where steps end."""
+    """An event that reads all signals, attention included, is timed."""
     assert event_us("arborkv", worth=ValueParams(UNFITTED)) > 0
 
 
 def test_groups_stand_for_policies() -> None:
-    """Each once, in order; floors are the paper's share of a task's longest step."""
+    """A group expands to its policies, each once; floors follow from a task's longest step."""
     parser = _parser()
     assert _plan(parser, parser.parse_args(["--policy", "lru,paper,h2o"])).policies == [
         "lru",
@@ -141,15 +141,15 @@ def test_a_wrong_switch_is_one_line(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The switch, its value and what is allowed; nothing on stdout."""
+    """The message names the option, its value and what is allowed; stdout is empty."""
     assert message in refused(kv.main, words, monkeypatch)
     assert capsys.readouterr().out == ""
 
 
 @pytest.mark.slow
 def test_a_small_run() -> None:
-    """Every key; budgets kept, and trees as at full retention wherever the search came to its
-    end."""
+    """Rows have every key, budgets hold, and a completed search has the tree of full
+    retention."""
     plan = replace(QUICK, tasks=("blocksworld",), searches=("best_first",), rhos=(0.25,))
     plan = replace(plan, policies=("lru", "arborkv"), questions=1, expansions=16, threads=1)
     rows = asyncio.run(measure(plan))
@@ -175,7 +175,7 @@ def test_a_small_run() -> None:
 @pytest.mark.nightly
 @pytest.mark.slow
 def test_a_budget_for_all_that_is_read_at_once() -> None:
-    """Four leaves a round read more than an eighth of what is held: nothing waits, less goes."""
+    """Four leaves a round read more than an eighth of the KV: a budget for them evicts less."""
     plan = replace(QUICK, tasks=("blocksworld",), searches=("best_first",), rhos=(0.125,))
     plan = replace(plan, policies=("arborkv",), parallel=(4,), questions=1, threads=1)
     cells = {}
@@ -193,7 +193,7 @@ def test_a_budget_for_all_that_is_read_at_once() -> None:
 @pytest.mark.nightly
 @pytest.mark.slow
 def test_kept_searches_are_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same rows, times included, from the file alone; another budget is run."""
+    """The same rows, times included, come from the file alone; a new budget is run."""
     plan = replace(QUICK, tasks=("blocksworld",), searches=("best_first",), rhos=(0.25,))
     plan = replace(plan, policies=("arborkv",), questions=1, expansions=4, threads=1, split="dev")
     plan = replace(plan, kept_in=tmp_path / "kept.jsonl")
@@ -223,8 +223,8 @@ def test_kept_searches_are_not_run_again(tmp_path: Path, monkeypatch: pytest.Mon
 @pytest.mark.nightly
 @pytest.mark.slow
 def test_a_small_run_with_token_eviction() -> None:
-    """Every key; budgets kept; made whole again it is the tree of full retention in the exact
-    engine, whose budget's share it has; peers compute nothing again."""
+    """Rows have every key and budgets hold. With rehydration the tree is the exact engine's at
+    full retention; the other policies recompute nothing."""
     plan = replace(QUICK, tasks=("blocksworld",), searches=("best_first",), rhos=(0.25,))
     policies = ("extractive", "extractive_never", "h2o")
     plan = replace(plan, policies=policies, questions=1, expansions=24, threads=1)

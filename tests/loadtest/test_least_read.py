@@ -1,4 +1,4 @@
-"""The least that a cache has to read again: by hand, and against every order there is."""
+"""The least that a cache has to read again: by hand, and against every order of eviction."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ SOME, THOUSANDS = settings(max_examples=200, **CALM), settings(max_examples=4000
 
 
 def test_what_never_comes_back_goes_first() -> None:
-    """A prompt of 2, steps of 3 below it, one after the other; then the first of them is gone on
-    from. In 8 tokens the second goes for the third, and nothing is read again; in 7 one token of
-    the first has to go as well, where the third needs 5."""
+    """A prompt of 2 and three steps of 3 below it, one after the other; then the first step is
+    continued. In 8 tokens the third evicts the second, and nothing is read again; in 7 one token of
+    the first has to go as well, since the third needs 5."""
     first, second, third = (3, 3, 3), (4, 4, 4), (5, 5, 5)
     draws = [(PROMPT, step) for step in (first, second, third)]
     events = one_by_one([*draws, (PROMPT + first, (6,))])
@@ -45,14 +45,14 @@ def test_what_never_comes_back_goes_first() -> None:
 
 
 def test_what_two_searches_have_in_common_is_there_once() -> None:
-    """The same step drawn again takes no more room."""
+    """The same step drawn twice takes room once."""
     draws: list[Draw] = [(PROMPT, (3, 3)), (PROMPT, (3, 3)), ((*PROMPT, 3, 3), (4,))]
     assert least_read_again(one_by_one(draws), 5) == 0
 
 
 def test_what_is_at_work_at_once_is_held_at_once() -> None:
-    """Two requests with prefixes of 2 and steps of 1, then the first prefix's step is gone on from:
-    one after the other 4 tokens do, at once they need all 6."""
+    """Two requests hold 3 tokens each; then an earlier path of 3 is continued. In turn they leave
+    it room in a pool of 6; at once they fill the pool."""
     before = [Begun(0, (1, 1)), Drawn(0, (3,)), Over(0)]
     together = [
         Begun(1, (2, 2)),
@@ -71,8 +71,8 @@ def test_what_is_at_work_at_once_is_held_at_once() -> None:
 
 
 def test_what_is_read_once_for_many_counts_once() -> None:
-    """What a server reads for three draws of a round at once it reads once, though it had to
-    give it up."""
+    """A prefix that was evicted and is read for three draws of a round at once counts as read
+    once."""
     events: list[Served] = [Begun(0, (1, 2, 3, 4)), Over(0), Begun(1, (5, 5, 5)), Over(1)]
     events += [Begun(turn, (1, 2, 3, 4)) for turn in (2, 3, 4)]
     assert least_read_again(events, 4) == 3
@@ -81,7 +81,7 @@ def test_what_is_read_once_for_many_counts_once() -> None:
 
 @dataclass(slots=True)
 class Trace:
-    """A server's work, as it may have gone; ``twice``: a token was drawn that had been seen."""
+    """A server's possible history; ``twice``: a token was drawn that had been read or drawn."""
 
     events: list[Served] = field(default_factory=list)
     history: set[Path] = field(default_factory=set)
@@ -109,7 +109,7 @@ class Trace:
 
 @st.composite
 def traces(draw: st.DrawFn, requests: int = 6) -> Trace:
-    """Requests below prompts or below what others have left, up to three of them at once."""
+    """Requests below prompts or below finished paths, up to three of them at once."""
     trace = Trace(finished=[(0,), (0, 0)])
     for request in range(requests):
         trace.begin(request, draw(st.sampled_from(trace.finished)))
@@ -125,12 +125,12 @@ def traces(draw: st.DrawFn, requests: int = 6) -> Trace:
 
 
 def heads(path: Path) -> set[Path]:
-    """A path's tokens, each by the path that ends with it."""
+    """All non-empty beginnings of a path: each stands for the token that ends it."""
     return {path[:n] for n in range(1, len(path) + 1)}
 
 
 def without(cached: frozenset[Path], needed: frozenset[Path], pool: int) -> Iterable[frozenset]:
-    """Every way to give up just enough of ``cached``, nothing above what stays."""
+    """Every way to evict just enough of ``cached``, never a token above one that stays."""
     idle = cached - needed
     over = len(cached) - pool
     if over <= 0:
@@ -144,7 +144,7 @@ def without(cached: frozenset[Path], needed: frozenset[Path], pool: int) -> Iter
 
 
 def by_trying(events: list[Served], pool: int) -> int:
-    """The least over every way to give tips up, followed through to the end."""
+    """The fewest tokens read again over every possible order of eviction."""
     states: dict[tuple[frozenset, frozenset], int] = {(frozenset(), frozenset()): 0}
     at_work: dict[int, Path] = {}
     for event in events:
@@ -169,8 +169,8 @@ def by_trying(events: list[Served], pool: int) -> int:
 
 
 def check_no_order_reads_less(trace: Trace, pool: int) -> None:
-    """Never above any order's reading; and no less than the best one's, but where a path that was
-    given up is drawn once more in place of being read."""
+    """Check that the bound is at most the best order's reading, and equals it unless a token was
+    drawn twice, which saves reading it."""
     least, best = least_read_again(trace.events, pool), by_trying(trace.events, pool)
     assert least <= best
     if not trace.twice:
@@ -196,12 +196,12 @@ def test_no_other_order_reads_less_in_thousands(trace: Trace, pool: int) -> None
 @SOME
 @given(traces(requests=12), st.integers(1, 20))
 def test_the_order_of_age_reads_no_less(trace: Trace, pool: int) -> None:
-    """On longer ones than can be tried out: tips go by age, what is at work stays."""
+    """The bound holds against lru on traces that are too long for trying every order."""
     assert least_read_again(trace.events, pool) <= by_age(trace.events, pool)
 
 
 def by_age(events: list[Served], pool: int) -> int:
-    """What lru reads again."""
+    """The number of tokens that lru reads again in a pool of ``pool`` tokens."""
     last_use: dict[Path, int] = {}
     history: set[Path] = set()
     at_work: dict[int, Path] = {}
@@ -225,7 +225,7 @@ def by_age(events: list[Served], pool: int) -> int:
 
 
 async def test_every_draw_of_a_search_after_its_parents_path() -> None:
-    """Every step once, in the order of ids."""
+    """Every step is drawn once, after the path of its parent."""
     items = unlike_items("game24", 1)
     (outcome,) = await grow_all(ScriptedEngine(), items, Method("one", REBASE_8), 1)
     draws = draws_of(outcome)

@@ -38,7 +38,7 @@ to_its_end(work(Path(sys.argv[1])))
 
 @pytest.fixture
 def python(tmp_path: Path) -> Path:
-    """A program that a server could be run with: it leaves its process's id and sleeps."""
+    """A program to run a server with: it writes its process id to ``started`` and sleeps."""
     path = tmp_path / "python"
     path.write_text(f"#!/bin/sh\necho $$ > {tmp_path}/started\nexec sleep 600\n")
     path.chmod(0o755)
@@ -46,7 +46,7 @@ def python(tmp_path: Path) -> Path:
 
 
 def appears(path: Path) -> str:
-    """What is written there before long."""
+    """Wait up to 120 s until the file has text, and return it."""
     deadline = time.monotonic() + 120
     while not (path.is_file() and path.read_text().strip()):
         assert time.monotonic() < deadline, f"{path} does not appear"
@@ -55,7 +55,7 @@ def appears(path: Path) -> str:
 
 
 def lives(pid: int) -> bool:
-    """Whether there is such a process, other than one that has ended and is not waited for."""
+    """Whether the process exists and is not a zombie."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
@@ -64,8 +64,8 @@ def lives(pid: int) -> bool:
 
 
 def test_servers_end_with_a_benchmark_that_is_terminated(python: Path) -> None:
-    """SIGTERM while a server starts: it does not outlive the benchmark. Interrupts are ignored
-    there, as in whatever a shell runs in the background."""
+    """A server that is starting does not outlive a benchmark that gets SIGTERM. The benchmark
+    ignores SIGINT, like a shell's background job."""
     ignoring = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)"
     benchmark = subprocess.Popen(
         [sys.executable, "-c", f"{ignoring}\n{STARTS_AND_WAITS}", str(python)],
@@ -89,7 +89,7 @@ def test_servers_end_with_a_benchmark_that_is_terminated(python: Path) -> None:
 def test_what_a_server_is_told(
     python: Path, kv_policy: str, flags: tuple[str, ...], absent_flags: tuple[str, ...]
 ) -> None:
-    """Each way to evict has its options and no other's; the pool is exact; draws follow seeds."""
+    """Each eviction policy has only its own options; the pool is exact; draws follow seeds."""
     command = policy_server(python, kv_policy, 777, args=("--schedule-policy", "lpm")).options
     words = command.command(1)
     assert set(flags) <= set(words)
@@ -101,18 +101,18 @@ def test_what_a_server_is_told(
 
 
 class Held(ScriptedEngine):
-    """An engine that counts looks at its KV."""
+    """An engine that counts calls of ``usage``."""
 
     looks = 0
 
     async def usage(self) -> Usage:
-        """One more."""
+        """Count the call."""
         self.looks += 1
         return Usage(kv_tokens_active=0, kv_tokens_cached=0)
 
 
 async def test_a_peak_is_looked_for_after_every_call() -> None:
-    """And what the engine says is said."""
+    """``usage`` is called after every call, whose return value is passed on."""
     engine = Held()
     looking = Looking(engine)
     assert await looking.expand("t", [], Sampling()) == []
@@ -121,14 +121,14 @@ async def test_a_peak_is_looked_for_after_every_call() -> None:
 
 
 def test_what_is_the_embedded_engines_alone_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One line that names the switch, before any server is started."""
+    """The error is one line that names the option, before any server is started."""
     words = ["--engine", "sglang", "--threads", "2"]
     message = "loadtest.policies: --threads 2: the embedded"
     assert message in refused(policies.main, words, monkeypatch)
 
 
 def test_the_plan_there() -> None:
-    """The same switches."""
+    """The options of the embedded engine's plan apply on SGLang too."""
     parser = policies._parser()
     words = ["--engine", "sglang", "--quick", "--limit", "3"]
     plan = policies._plan(parser, parser.parse_args(words))
@@ -136,7 +136,7 @@ def test_the_plan_there() -> None:
 
 
 def test_servers_are_stopped_where_one_does_not_start(tmp_path: Path) -> None:
-    """A program that ends at once: an error, and nothing is left."""
+    """A program that exits at once raises EngineDown, and no process is left."""
     path = tmp_path / "python"
     path.write_text("#!/bin/sh\nexit 3\n")
     path.chmod(0o755)

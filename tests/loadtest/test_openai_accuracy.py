@@ -19,7 +19,7 @@ ITEMS = [item for task in TASK_NAMES for item in items_of(task, "test", 2, 0)]
 
 @pytest.fixture
 async def right() -> Result:
-    """What a search came to."""
+    """The result of one search, marked correct."""
     (results,) = await compare(ScriptedEngine(), ITEMS[:1], [VLLM])
     return replace(results.results[0], correct=True)
 
@@ -44,7 +44,7 @@ def test_a_document_by_hand(right: Result) -> None:
 
 
 async def test_what_has_ended_is_not_searched_again(right: Result, tmp_path: Path) -> None:
-    """No engine is asked where all is kept."""
+    """No engine is needed where all results are stored."""
     path = tmp_path / "kept.jsonl"
     results = kept_results(path, VLLM.name)
     for item in ITEMS:

@@ -18,7 +18,7 @@ class Plan:
 
 
 def parser() -> BenchmarkParser:
-    """One that takes some of them."""
+    """A parser with some of the shared options."""
     benchmark_parser = BenchmarkParser("some", "What?", "limit", "keep", seed="of luck")
     benchmark_parser.add_argument("--width", type=listed(int))
     benchmark_parser.add_argument("--least", type=at_least(0))
@@ -26,7 +26,7 @@ def parser() -> BenchmarkParser:
 
 
 def test_what_was_given_takes_the_place_of_the_plans() -> None:
-    """The rest stays, also where 0 was given; options that are no fields are nobody's."""
+    """Other fields keep the plan's values; 0 replaces a value; options that are no field do not."""
     options = parser().parse_args(["--limit", "3", "--width", "2", "--least", "0"])
     assert (options.json, options.width, options.least) == (False, [2], 0)
     assert planned(Plan(seed=5), options) == Plan(3, 5)
@@ -49,7 +49,7 @@ def test_what_was_given_takes_the_place_of_the_plans() -> None:
 def test_a_wrong_one_is_a_line(
     words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """On stderr; the program ends with status 2, as argparse has it."""
+    """The message is a line on stderr, and the exit status is 2, as argparse has it."""
     with pytest.raises(SystemExit) as error:
         parser().parse_args(words)
     assert error.value.code == 2
@@ -57,5 +57,5 @@ def test_a_wrong_one_is_a_line(
 
 
 def test_an_option_may_be_described_anew() -> None:
-    """Its name and its reader stay."""
+    """The help text of ``--seed`` is the parser's own."""
     assert "of luck" in parser().format_help()

@@ -1,4 +1,4 @@
-"""The paired interval: known cases, and what must hold for any."""
+"""The paired interval: known cases, and properties that hold for any input."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_differences_are_gains_and_losses() -> None:
 
 
 def test_equal_differences_are_certain() -> None:
-    """No item could make the mean another one."""
+    """Equal differences have an interval of one point."""
     assert bootstrap95([0.0] * 7) == [0.0, 0.0]
     assert bootstrap95([1.0]) == [1.0, 1.0]
 
@@ -47,14 +47,14 @@ def test_groups_count_alike_and_keep_their_items() -> None:
 @given(SOME)
 @settings(max_examples=25)
 def test_the_interval_holds_the_mean_and_turns_with_the_sign(values: list[float]) -> None:
-    """Low <= mean <= high; methods swapped, the interval is its mirror image."""
+    """Low <= mean <= high; swapping the methods mirrors the interval."""
     low, high = bootstrap95(values)
     assert min(values) <= low <= fmean(values) <= high <= max(values)
     assert bootstrap95([-v for v in values]) == pytest.approx([-high, -low])
 
 
 def test_no_items_is_an_error() -> None:
-    """There is no interval of nothing."""
+    """An empty list, or an empty group, is refused."""
     with pytest.raises(ValueError, match="at least one item"):
         bootstrap95([])
     with pytest.raises(ValueError, match="at least one item"):

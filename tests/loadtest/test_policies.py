@@ -1,4 +1,4 @@
-"""`python -m loadtest.policies`: its switches, and a small run with real engines."""
+"""`python -m loadtest.policies`: its options, and a small run with real engines."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def test_a_wrong_switch_is_one_line(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The switch, its value and what is allowed; nothing on stdout."""
+    """The message names the option, its value and what is allowed; stdout is empty."""
     assert message in refused(policies.main, words, monkeypatch)
     assert capsys.readouterr().out == ""
 
 
 def test_a_refusal_is_a_line_on_stderr() -> None:
-    """As people see it: in a process of its own."""
+    """Run in a process, the benchmark prints the message alone and exits with 2."""
     process = run("policies", "--limit", "0")
     assert (process.returncode, process.stdout) == (2, "")
     assert process.stderr.splitlines() == ["loadtest.policies: --limit: 0: must be at least 1"]
@@ -44,7 +44,7 @@ def test_a_refusal_is_a_line_on_stderr() -> None:
 @pytest.mark.nightly
 @pytest.mark.slow
 def test_a_small_run_in_real_engines() -> None:
-    """Every key, JSON alone on stdout, and in every pool the trees of the untimed comparison."""
+    """Rows have every key, stdout is only JSON, every pool has the untimed comparison's trees."""
     words = "--task game24 --width 4 --limit 2 --timed 2 --repeats 1 --at-once 2 --threads 1"
     process = run("policies", *words.split(), "--policy", "beam", "--json")
     assert process.returncode == 0, process.stderr
@@ -62,7 +62,7 @@ def test_a_small_run_in_real_engines() -> None:
 @pytest.mark.nightly
 @pytest.mark.slow
 def test_a_comparison_without_times(tmp_path: Path) -> None:
-    """The same keys, of which those about time say nothing; what is kept is not searched again."""
+    """Rows have the same keys, those about time are null; stored results are not searched again."""
     path = tmp_path / "kept.jsonl"
     words = f"--task game24 --width 4 --limit 2 --timed 0 --policy beam --keep {path} --threads 1"
     first, again = (run("policies", *words.split(), "--json") for _ in range(2))

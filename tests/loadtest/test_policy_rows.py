@@ -40,7 +40,7 @@ KEYS = {
 
 
 async def compare_policies() -> dict[str, Results]:
-    """Three questions by rebase, beam and the ceiling, on the scripted engine."""
+    """Search three questions by rebase, beam and the ceiling, on the scripted engine."""
     rebase = SearchSpec(policy="rebase", width=8)
     methods = [
         Method("rebase", rebase),
@@ -53,7 +53,7 @@ async def compare_policies() -> dict[str, Results]:
 
 
 def timing(rebase: list[float], beam: list[float], replay: list[float]) -> Timing:
-    """Times of 8 items by 4 and 8 at once, and of beam's decisions repeated."""
+    """Times of 8 items with 4 and 8 at once, and of replayed decisions."""
     times = Times(
         {
             ("rebase", 4, LIVE): [8.0, 8.0],
@@ -101,7 +101,7 @@ async def test_a_row_by_hand() -> None:
 
 
 async def test_rounds_are_kept_for_the_first_items_alone() -> None:
-    """Only what will be repeated is remembered."""
+    """Only the first ``keep_rounds`` results of a method have rounds."""
     results = await compare_policies()
     has_rounds = [bool(result.rounds) for result in results["rebase"].results]
     assert has_rounds == [True, False, False]
@@ -127,5 +127,5 @@ def test_choices_are_recorded_by_task_and_width(tmp_path: Path) -> None:
 
 
 def test_only_ets_takes_a_weight() -> None:
-    """Other policies are as they are."""
+    """The spec of another policy has no budget weight."""
     assert spec_for("beam", 4, "blocksworld") == SearchSpec(policy="beam", width=4)

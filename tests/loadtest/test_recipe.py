@@ -25,7 +25,7 @@ def test_every_published_table_has_its_recipes() -> None:
 
 
 def test_a_recipe_says_where_its_figures_stand(recipe: Recipe) -> None:
-    """Paper, place and data; figures of every row. What it names exists, or it were not read."""
+    """It names paper, place and data, and has figures in every row."""
     assert recipe.source.paper
     assert any(word in recipe.source.place for word in ("table", "section"))
     assert recipe.data.questions > 0
@@ -58,7 +58,7 @@ WRONG = {
 
 @pytest.mark.parametrize("case", WRONG)
 def test_a_wrong_recipe_is_refused(case: str, tmp_path: Path) -> None:
-    """The file and what is wrong with it."""
+    """The error names the file and what is wrong with it."""
     right, wrong, message = WRONG[case]
     path = tmp_path / "r.toml"
     path.write_text(wrong if right == wrong else RECIPES[0].read_text().replace(right, wrong))
@@ -68,7 +68,7 @@ def test_a_wrong_recipe_is_refused(case: str, tmp_path: Path) -> None:
 
 
 def test_measured_rows_stand_beside_the_published_ones() -> None:
-    """KV against REBASE of the same width; what was not timed stays open."""
+    """KV is compared with REBASE of the same width; a row without times has None for speed."""
     recipe = read_recipe(FOLDER / "ets-llemma-34b-math500.toml")
     rows = [
         {"policy": r["policy"], "width": r["width"], "accuracy": 0.5, "kv_tokens_total": kv}

@@ -1,4 +1,4 @@
-"""The reference engine is the yardstick: the embedded forward draws what it draws."""
+"""The embedded engine draws the same tokens as the reference engine, which is checked too."""
 
 import math
 
@@ -59,7 +59,7 @@ def embedded_tokens(forward: Forward, branch: Branch, sampling: Sampling) -> lis
 @pytest.mark.slow
 @pytest.mark.parametrize(("temperature", "top_p"), [(1.0, 1.0), (0.7, 0.9)])
 async def test_the_embedded_forward_draws_the_references_tokens(checkpoint, temperature, top_p):
-    """Same noise, same tokens, on every architecture; a step may end early, never differ."""
+    """Same noise gives the same tokens on every architecture; steps may end early, never differ."""
     sampling = Sampling(temperature, top_p, stop=(), max_step_tokens=LIMIT)
     reference = ReferenceEngine(ReferenceOptions(policy=checkpoint))
     steps = await reference.expand("tree", branches(4), sampling)
@@ -96,7 +96,7 @@ async def test_the_embedded_scheduler_draws_the_references_steps(checkpoint):
 
 
 async def test_a_step_ends_at_the_stop_string_and_keeps_it(reference):
-    """Every step that stopped ends with the string and holds it once; some do, some do not."""
+    """Every step that stopped ends with a stop string and has no other in it."""
     steps = await reference.expand("tree", branches(12), Sampling(stop=("x", "y", "7")))
     stopped = [step for step in steps if step.finish is Finish.STEP]
     assert stopped
@@ -109,14 +109,14 @@ async def test_a_step_ends_at_the_stop_string_and_keeps_it(reference):
 
 
 async def test_a_step_depends_on_its_own_branch_only(reference):
-    """Alone, among others, in any order: the same step."""
+    """A branch draws the same step alone and among others."""
     together = await reference.expand("tree", branches(3), Sampling())
     alone = await reference.expand("other", branches(3)[2:], Sampling())
     assert alone == together[2:]
 
 
 async def test_the_mean_logprob_is_the_models_own(reference, llama):
-    """A step's log-probability is what a second reading of its tokens gives."""
+    """A step's mean log-probability equals that of reading its tokens again."""
     (step,) = await reference.expand("tree", branches(1), Sampling(temperature=0.5))
     reader = ReferenceEngine(ReferenceOptions(policy=llama))
     (reward,) = await reader.score("tree", PROMPT, "", [Trajectory(1, (step.tokens,), ("",))])
@@ -140,7 +140,7 @@ async def test_reward_is_the_softmax_at_the_tag(reference, llama):
 
 
 async def test_without_a_reward_model_the_format_is_named(llama):
-    """A trajectory that cannot be scored is an error, never a zero."""
+    """Without a reward model scoring raises RewardMissing, never returns zeros."""
     reference = ReferenceEngine(ReferenceOptions(policy=llama, reward_format="math-shepherd"))
     assert not reference.capabilities.scores
     with pytest.raises(RewardMissing, match="math-shepherd"):

@@ -33,7 +33,7 @@ VOCAB = 4
 
 
 def orders(q: np.ndarray, count: int) -> Iterator[tuple[tuple[int, ...], float]]:
-    """What can be drawn from q without replacement, each with its probability."""
+    """Every sequence of ``count`` draws from q without replacement, with its probability."""
     for order in permutations(np.flatnonzero(q).tolist(), min(count, int(np.count_nonzero(q)))):
         remaining, chance = q.copy(), 1.0
         for token in order:
@@ -43,7 +43,7 @@ def orders(q: np.ndarray, count: int) -> Iterator[tuple[tuple[int, ...], float]]
 
 
 def outcome(p: np.ndarray, q: np.ndarray, count: int) -> np.ndarray:
-    """The distribution of the token that comes out, over all that the draft may offer."""
+    """The distribution (vocab,) of the chosen token over all offers of ``count`` candidates."""
     total = np.zeros(len(p))
     for candidates, likely in orders(q, count):
         chances, rest = trials(p, CandidateOffer(candidates, q))
@@ -56,7 +56,7 @@ def outcome(p: np.ndarray, q: np.ndarray, count: int) -> np.ndarray:
 
 
 def some(seed: int, temperature: float = 1.0, top_p: float = 1.0) -> np.ndarray:
-    """A distribution over the tiny vocabulary."""
+    """A random distribution over the tiny vocabulary."""
     logits = np.random.default_rng(seed).normal(size=VOCAB).astype(np.float32) * 1.5
     return distribution(logits, temperature, top_p)
 
@@ -68,8 +68,8 @@ def some(seed: int, temperature: float = 1.0, top_p: float = 1.0) -> np.ndarray:
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
 @pytest.mark.parametrize(("temperature", "top_p"), [(1.0, 1.0), (0.2, 1.0), (1.0, 0.7), (0.0, 1.0)])
 def test_the_first_two_tokens_by_enumeration(count: int, temperature: float, top_p: float) -> None:
-    """Every order of candidates for the first and for the second token, whatever the draft thinks:
-    the pair has the target's probability."""
+    """Over every order of candidates for the first and the second token, with any draft, each pair
+    of tokens has the target's probability."""
     for seed in range(5):
         first = some(seed, temperature, top_p)
         marginal = outcome(first, some(seed + 100, temperature, top_p), count)
@@ -81,7 +81,7 @@ def test_the_first_two_tokens_by_enumeration(count: int, temperature: float, top
 
 
 def test_one_candidate_is_the_paper_s_rule() -> None:
-    """p = (.5, .5), q = (.9, .1): a first token is accepted with 5/9, else the second comes."""
+    """p = (.5, .5), q = (.9, .1): token 0 is accepted with 5/9, else token 1 is drawn."""
     p, q = np.array([0.5, 0.5]), np.array([0.9, 0.1])
     chances, rest = trials(p, CandidateOffer((0,), q))
     assert chances == [pytest.approx(5 / 9)]
@@ -90,7 +90,7 @@ def test_one_candidate_is_the_paper_s_rule() -> None:
 
 
 def test_the_noise_is_fair() -> None:
-    """Two thousand branches with two candidates each: the chosen tokens fit the target."""
+    """The tokens chosen on 2000 branches with two candidates each fit the target."""
     p, q = some(1), some(2)
     counts = Counter[int]()
     rng = np.random.default_rng(0)
@@ -104,7 +104,7 @@ PROMPT = "Use 4 9 10 13 to make 24."
 
 
 def fits(tokens: Sequence[int], expected: np.ndarray) -> bool:
-    """Whether tokens come from probabilities (vocab,), by chi-square; rare ones count together."""
+    """Whether tokens fit probabilities (vocab,), by chi-square; rare tokens are pooled."""
     counts, means = np.bincount(tokens, minlength=len(expected)), len(tokens) * expected
     often = means >= 5
     observed = [*counts[often], counts[~often].sum()]
@@ -122,7 +122,7 @@ def logits_after(model: str, path: Sequence[int]) -> np.ndarray:
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_twenty_thousand_samples_fit_the_policy(count: int) -> None:
-    """The bundled pair at a prompt, so many candidates: 20,000 branches, by chi-square."""
+    """20,000 branches of the bundled pair at a prompt fit the policy by chi-square."""
     prompt = Text(f"{SPRIG}/policy").encode_chat([{"role": "user", "content": PROMPT}])
     logits = logits_after("draft", prompt)
     p = distribution(logits_after("policy", prompt), 1.0, 1.0)
@@ -144,8 +144,8 @@ def test_twenty_thousand_samples_fit_the_policy(count: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("k_config", [(1, 1, 1), (2, 2, 1)])
 def test_branches_drawn_by_rejection_fit_the_policy(k_config: tuple[int, ...]) -> None:
-    """A thousand branches of four tokens through the scheduler: what follows the commonest
-    beginning of each length fits the policy, forks of forks and all."""
+    """A thousand branches of four tokens go through the scheduler: the tokens after the commonest
+    beginning of each length fit the policy."""
     options = EngineOptions(
         f"{SPRIG}/policy",
         draft="scheduled",

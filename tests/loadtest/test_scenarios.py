@@ -1,4 +1,4 @@
-"""Scenarios and the soak: what is made of requests, and a short run of each."""
+"""Scenarios and the soak: rows from requests, and a short run of each."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from loadtest.soak import soak
 
 
 def test_a_row_worked_by_hand() -> None:
-    """Seven requests in 4 s: three honest answers, one of them late, one abusive; a refusal, a
-    loss, a deadline."""
+    """Seven requests in 4 s: three honest replies, one of them late, and an abusive one; a
+    refusal, a lost request, a deadline."""
     requests = [
         {"ended": end, "key": key, "ms": ms, "status": status}
         for end, key, ms, status in (
@@ -44,7 +44,7 @@ def test_a_row_worked_by_hand() -> None:
 
 
 def test_the_report_has_a_line_and_a_picture_for_each(tmp_path: Path) -> None:
-    """Rows as they are printed, pictures by their files' names."""
+    """The report has a line for each row and names each picture's file."""
     requests = [{"ended": 2.0, "key": "honest", "ms": 12_345.6, "status": 200}]
     row = load_row(requests, DEADLINE) | {"kv_peak_tokens": 77}
     rows = [row | {"scenario": name} for name in SCENARIOS]
@@ -60,7 +60,7 @@ def test_the_report_has_a_line_and_a_picture_for_each(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_scenario_runs() -> None:
-    """One key asks without end: it is refused, and no request of anybody fails."""
+    """One key sends requests without pause; no request is lost."""
     # Not imported: it would patch this process's threads.
     assert find_spec("locust") is not None, "install the extra `load`"
     row, requests = run("abusive", 4, 5.0)
@@ -79,7 +79,7 @@ def test_a_scenario_runs() -> None:
 @pytest.mark.nightly
 @pytest.mark.timeout(900)
 def test_a_minute_of_load_leaves_nothing_behind() -> None:
-    """At 80 % of the capacity, with clients that leave: none lost, nothing held, no growth."""
+    """At 80 % of capacity, with clients that leave: no request lost, nothing held, no growth."""
     row = asyncio.run(soak(1.0, 0.8))
     if row["memory_growth"] >= 0.02:  # beside other tests caches fill late; a leak goes on
         row = asyncio.run(soak(3.0, 0.8))

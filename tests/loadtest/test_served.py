@@ -1,4 +1,4 @@
-"""What a server says of itself."""
+"""Reading a server's metrics, and quantiles."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ TEXT = "\n".join(
 def test_values_have_the_name_and_the_labels(
     name: str, labels: dict[str, str], expected: list[float]
 ) -> None:
-    """Labels that are not asked for may say anything."""
+    """A sample matches whatever its other labels are."""
     assert values(TEXT, name, **labels) == expected
 
 
 def test_a_quantile_is_one_of_the_numbers() -> None:
-    """Of a hundred the fiftieth and the last but one; of none 0."""
+    """Of 0 to 99 the median is 50 and the 0.99-quantile 99; of no numbers it is 0."""
     ordered = [float(number) for number in range(100)]
     assert [quantile(ordered, share) for share in (0.5, 0.99, 1.0)] == [50.0, 99.0, 99.0]
     assert quantile([], 0.5) == 0.0

@@ -1,4 +1,4 @@
-"""`python -m loadtest.sglang`: what is counted, and what a search is compared with."""
+"""`python -m loadtest.sglang`: rows of notes, and the raw request that searches compare with."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from tests.search.trees import END, STEP, tree_of
 
 
 def test_rows_have_every_key() -> None:
-    """Notes are read without any server: linear in the width."""
+    """Without a server a row has every key, and notes are linear in the width."""
     narrow, wide = notes(64), notes(256)
     assert tuple(narrow) == KEYS
     assert 3.5 < wide["note_bytes"] / narrow["note_bytes"] < 4.5
@@ -15,7 +15,7 @@ def test_rows_have_every_key() -> None:
 
 
 def test_the_raw_list_draws_what_the_chains_drew() -> None:
-    """As many tokens for each chain, whatever they say, each by a seed of its own."""
+    """It draws as many tokens for each chain, past any end, each with its own seed."""
     lines = [(0, "ab", STEP, None), (0, "c", END, None), (1, "def", END, None)]
     body = raw_list(tree_of(*lines))
     assert body["input_ids"] == [[ord("?")]] * 2

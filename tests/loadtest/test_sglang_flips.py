@@ -6,7 +6,7 @@ from loadtest.sglang_flips import Prefix, compare, forked
 
 
 def test_streams_are_compared_up_to_their_first_difference() -> None:
-    """Three tokens equal; two and the one that differs, what follows is another text; one stream
+    """Three equal tokens; two equal and one different, after which no token counts; and a stream
     that ends earlier than its pair."""
     ours = [(1, 2, 3), (1, 2, 9, 9, 9), (5, 6)]
     theirs = [(1, 2, 3), (1, 2, 3, 4, 5), (5, 6, 7)]
@@ -20,7 +20,7 @@ def test_streams_are_compared_up_to_their_first_difference() -> None:
 
 
 def test_the_first_child_of_each_prefix_is_forked() -> None:
-    """Two prefixes with two children each; the forks draw by seeds of their own."""
+    """Two prefixes with two children each: the forks have seeds of their own."""
     prefixes = [Prefix((1,), (10, 11)), Prefix((2,), (12, 13))]
     first, second = forked(prefixes, [(5, 5), (6,), (7,), (8,)])
     assert (first.tokens, second.tokens) == ((1, 5, 5), (2, 7))

@@ -1,4 +1,4 @@
-"""`loadtest.sglang_gpu`: what it starts, and that random models are models."""
+"""`loadtest.sglang_gpu`: its random models, its servers' options and its own."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from runtime.text import Text
 
 
 def test_random_models_read_the_bundled_tokenizers_ids(tmp_path: Path) -> None:
-    """Of the shape that was asked for, weights of their own; steps by length, since nothing that
-    they say ends one."""
+    """They have the requested shape and different weights; steps have a fixed length, since their
+    random text has no delimiter."""
     models = models_of("tiny", tmp_path)
     policy, prm = (ModelConfig.from_checkpoint(path) for path in (models.policy, models.prm))
     assert policy == prm
@@ -34,7 +34,7 @@ def test_random_models_read_the_bundled_tokenizers_ids(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("way", ["plain", "speculate", "draft"])
 def test_each_ways_flags_go_to_the_policy_alone(way: str, tmp_path: Path) -> None:
-    """The plug-in decides what is evicted in each; with a draft draws are SGLang's own."""
+    """Every way runs our eviction plug-in; with a draft model SGLang samples by itself."""
     options = _parser().parse_args(
         ["--shape", "sprig", "--device", "cpu", "--python", sys.executable, "--width", "16"]
     )
@@ -55,7 +55,7 @@ def test_each_ways_flags_go_to_the_policy_alone(way: str, tmp_path: Path) -> Non
 
 
 def test_all_of_it_and_what_runs_on_a_cpu() -> None:
-    """One switch each; a draft needs a GPU."""
+    """``--all`` turns on every part; ``--dry-run`` all but the draft, which needs a GPU."""
     everything = chosen(_parser().parse_args(["--all"]))
     assert (everything.speculate, everything.draft, everything.load) == (True, True, True)
     assert (everything.device, everything.shape) == ("cuda", "qwen2.5-1.5b")

@@ -1,4 +1,4 @@
-"""The grid of `python -m loadtest.sglang`: what is recorded, and what a replay makes of it."""
+"""The grid of `python -m loadtest.sglang`: recordings, and rows from replaying them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.search.scripted_engine import ScriptedEngine
 
 
 async def recording(searches: int) -> tuple[list[Outcome], list[dict[str, Any]]]:
-    """Searches without a model, and their rounds."""
+    """Run searches without a model; their outcomes and recorded rounds."""
     engine = RecordingEngine(ScriptedEngine())
     items = unlike_items("game24", searches)
     outcomes = await grow_all(engine, items, Method("one", REBASE_8), searches)
@@ -33,8 +33,8 @@ async def recording(searches: int) -> tuple[list[Outcome], list[dict[str, Any]]]
 
 
 async def test_a_recording_has_every_step_once() -> None:
-    """With its parent's path; a hint comes with the first request of a round and with no other, and
-    a prefix of several that was not drawn just before is read first."""
+    """Steps have their parent's path; only the first request of a round has a hint; a prefix that
+    several draws share and that was not just drawn is read first."""
     (outcome,), (recorded,) = await recording(1)
     draws = [draw for round_ in recorded["rounds"] for draw in round_["draws"]]
     tree = outcome.tree
@@ -55,7 +55,7 @@ async def test_a_recording_has_every_step_once() -> None:
 
 
 def test_a_row_says_whose_numbers_are_whose() -> None:
-    """Of three runs of a cell; of two where the pool fits all."""
+    """A row combines three runs of a cell, or two where the pool fits all."""
     cells = {
         key(mode): {"again": at, "bound": 10 * at, "drawn": 7, "passes": 100 + at, "held_passes": 5}
         for at, mode in enumerate([*modes(4, 330), *modes(8, AMPLE_TOKENS)])
@@ -71,8 +71,8 @@ def test_a_row_says_whose_numbers_are_whose() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 async def test_what_is_served_again() -> None:
-    """SGLang's caches in a small pool never read less again than the bound, in a pool that fits all
-    nothing, and there rounds are not held back: each pass is as without."""
+    """In a small pool SGLang's caches read no less again than the bound. In a pool that fits all
+    they read nothing again, and no round is held back: passes are as without holding back."""
     outcomes, searches = await recording(3)
     longest = max(len(o.tree.tokens(node.id)) for o in outcomes for node in o.tree.nodes)
     tight = 2 * longest + max(draw[2] for draw in searches[0]["rounds"][0]["draws"])

@@ -1,4 +1,4 @@
-"""`python -m loadtest.sglang_lost`: what is lost, cut, different, late or left."""
+"""`python -m loadtest.sglang_lost`: rows of lost, cut and different streams, and killed servers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from runtime.supervisor import LINUX
 
 
 def ending(number: int, *tokens: int, digest: str = "d", reward: float = 0.5) -> StreamEnd:
-    """A search's stream, heard to its end."""
+    """The complete stream of a search of one step."""
     end = StreamEnd(number)
     end.hear("expanded", {"parent": 0, "child": 0, "tokens": tokens})
     end.hear("scored", {"node": 1, "reward": reward})
@@ -23,7 +23,7 @@ def ending(number: int, *tokens: int, digest: str = "d", reward: float = 0.5) ->
 
 
 def test_a_row_by_hand() -> None:
-    """Of five searches one is the same, one has another reward and so its own digest, one other
+    """Of five searches one is the same, one has another reward and so another digest, one has other
     steps, one ended with an error and one without its last event."""
     calm = [ending(number, 1, 2) for number in range(5)]
     failed, partial = StreamEnd(3), StreamEnd(4, cut=True)
@@ -37,7 +37,7 @@ def test_a_row_by_hand() -> None:
 
 
 def test_what_must_hold() -> None:
-    """Nothing lost, cut, different or left, every start succeeds; 250 ms after a deadline."""
+    """Nothing may be lost, cut, different or left; 250 ms after a deadline are allowed."""
     row = dict.fromkeys(COLUMNS) | {"other_digests": 2, "late_ms": 250.0}
     assert held(row)
     for name, value in (("lost", 1), ("cut", 1), ("different", 1), ("left", 1), ("late_ms", 251)):
@@ -45,7 +45,7 @@ def test_what_must_hold() -> None:
 
 
 def test_the_items_of_a_list() -> None:
-    """Each as a request of its own; what is no list is every one's."""
+    """A list request is split into single ones; values that are no lists go into each."""
     request = {"rid": ["a", "b"], "input_ids": [[1], [2, 3]], "stream": True}
     assert items(request) == [
         {"rid": "a", "input_ids": [1], "stream": True},
@@ -57,7 +57,7 @@ def test_the_items_of_a_list() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 async def test_servers_killed_under_streams() -> None:
-    """The only one of each kind, by a stub: every stream is whole and the one it is in peace."""
+    """The only stub server of each kind is killed: every stream is as without kills."""
     row = await servers_row(stub=True, searches=8, kills=(1, 1))
     assert row["kills"] == 2
     assert held(dict.fromkeys(COLUMNS) | row)
@@ -68,6 +68,6 @@ async def test_servers_killed_under_streams() -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(not LINUX, reason="reads /proc")
 def test_hedgerow_killed(tmp_path: Path) -> None:
-    """Twice, the second time at a random moment."""
+    """Hedgerow is killed twice, the second time at a random moment; every restart succeeds."""
     row = killed_starts(None, tmp_path, 2)
     assert (row["kills"], row["left"], row["failed"]) == (2, 0, 0)

@@ -10,7 +10,7 @@ from tests.search.scripted_engine import ScriptedEngine
 
 
 async def test_a_row_by_hand() -> None:
-    """Of three searches one is the same, one has another answer, and one was lost."""
+    """Of three searches one is the same, one has another answer, and one is lost."""
     items = unlike_items("game24", 3)
     same, changed, failed = await grow_all(ScriptedEngine(), items, Method("one", REBASE_8), 3)
     same.stats.engine.rehydrated_tokens, same.stats.engine.held_back_seconds = 7, 0.5
@@ -31,7 +31,7 @@ async def test_a_row_by_hand() -> None:
 
 
 def test_the_cells() -> None:
-    """Six, of which one fits all; two of a quick run."""
+    """There are six, of which one pool fits all, and two in a quick run."""
     assert (len(CELLS), len(QUICK)) == (6, 2)
     assert CELLS[0] == ("ets", 4, 330)
     assert [pool for _, _, pool in CELLS].count(AMPLE_TOKENS) == 1

@@ -1,4 +1,4 @@
-"""`python -m loadtest.sglang_rewards`: what is scored again, and how far apart rewards are."""
+"""`python -m loadtest.sglang_rewards`: scoring paths again, and how far apart rewards are."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from tests.search.scripted_engine import ScriptedEngine
 
 
 def test_a_row_by_hand() -> None:
-    """Of three rewards of two searches one is the same, one turns with its last digit, and one lies
-    further off than its rounding shows."""
+    """Of three rewards of two searches one is the same, one changes in its last rounded digit, and
+    one differs by less than rounding shows."""
     alone = {(0, ((1,),)): 0.5, (0, ((2,),)): 0.30004, (1, ((1,),)): 0.70001}
     beside = {(0, ((1,),)): 0.5, (0, ((2,),)): 0.30006, (1, ((1,),)): 0.70004}
     row = compared("beside", beside, alone)
@@ -28,7 +28,7 @@ def test_a_row_by_hand() -> None:
 
 
 async def test_paths_are_scored_again_as_they_were() -> None:
-    """By a search of another name that is let go of."""
+    """Paths are scored again, with equal rewards, as a tree of another name that is released."""
     scripted = ScriptedEngine()
     search = ScoredSearch(cast(Any, scripted), 0)
     spec = SearchSpec(policy="rebase", width=4)
@@ -41,7 +41,7 @@ async def test_paths_are_scored_again_as_they_were() -> None:
 
 
 def test_a_checkpoint_in_float64(tmp_path: Path) -> None:
-    """The same but for what it is computed in; the one that it is a copy of is left alone."""
+    """The copy differs only in its dtype; the original checkpoint is not changed."""
     assert SPRIG.prm is not None
     source = Path(SPRIG.prm)
     before = (source / "config.json").read_text()

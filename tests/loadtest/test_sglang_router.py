@@ -1,4 +1,4 @@
-"""Real SGLang workers behind a real SMG: trees are kept together where the header is heeded."""
+"""Real SGLang workers behind a real SMG: a tree stays on one worker if SMG follows the header."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.runtime.sglang.support import PYTHON, ROOT
 @pytest.mark.nightly
 @pytest.mark.timeout(1800)
 async def test_trees_are_kept_together_where_the_header_is_heeded() -> None:
-    """``manual`` finds what Hedgerow itself does; ``round_robin`` does not, and is warned of."""
+    """``manual`` gets Hedgerow's own cache hits; ``round_robin`` does not, and logs a warning."""
     rows = await measure(PYTHON, ROOT / SMG, ("manual", "round_robin"), searches=6)
     assert all(set(row) == set(KEYS) for row in rows)
     direct, manual, in_turn = rows

@@ -29,8 +29,8 @@ MODES = {"ar_serial", "ar_batched", "sd", "sd_scheduled", "mcsd", "mcsd_schedule
 
 
 def test_every_mode_meets_both_rules() -> None:
-    """All six modes, both rules, one to eight thoughts, three ratios, both temperatures; and the
-    automatic mode beside plain decoding where it can hardly win."""
+    """The cells have all six modes, both rules, one to eight thoughts, three ratios and both
+    temperatures; others compare the automatic mode with plain decoding where it hardly wins."""
     cells = full_cells()
     kinds = {kind for cell in cells for kind in cell.kinds}
     assert {kind.mode for kind in kinds} == MODES
@@ -56,7 +56,7 @@ def test_every_mode_meets_both_rules() -> None:
 
 @pytest.mark.slow
 def test_a_small_cell_grows_the_same_trees() -> None:
-    """The bundled policy as it is, two thoughts: under the coupled rule all ways grow one tree, and
+    """With the bundled policy and two thoughts all ways under the coupled rule grow one tree, and
     drafts save passes."""
     kinds = (*PLAIN, *DRAFTED[:2], replace(DRAFTED[3], rule="leviathan"), PAPERS, AUTOMATIC)
     document = asyncio.run(

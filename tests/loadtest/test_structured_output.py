@@ -1,4 +1,4 @@
-"""The suite of schemas: read from a package's wheel, and what of a reply counts as valid."""
+"""The suite of schemas: read from a package's wheel, and which replies count as valid."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ OBJECT = {"type": "object", "properties": {"sizes": {"type": "array", "items": {
 
 
 def test_each_schema_is_read_once(tmp_path: Path) -> None:
-    """In JSON Schema's names of types, with its question; answers and other files ask nothing."""
+    """It has JSON Schema's type names and its question; files of answers and others are ignored."""
     lines = [{"question": "How?", "function": [{"name": "f", "parameters": DICT}] * 2}, {"id": 1}]
     text = "\n".join(map(json.dumps, lines))
     wheel = tmp_path / "package.whl"
@@ -27,7 +27,7 @@ def test_each_schema_is_read_once(tmp_path: Path) -> None:
 
 
 def test_what_is_refused_is_counted_by_its_reason() -> None:
-    """And only what compiles is asked for."""
+    """A schema that does not compile is counted by its reason and left out."""
     good, bad = Conversation(OBJECT, "?"), Conversation({"uniqueItems": True}, "?")
     row, accepted = compiled([good, bad])
     assert accepted == [good]
@@ -36,14 +36,14 @@ def test_what_is_refused_is_counted_by_its_reason() -> None:
 
 
 def test_a_number_of_any_size_is_a_number() -> None:
-    """JSON has no largest one; what is cut or of another type is not valid."""
+    """JSON has no largest number; truncated text or another type is not valid."""
     assert valid(OBJECT, '{"sizes": [1e999, -2]}')
     assert not valid(OBJECT, '{"sizes": ["1"]}')
     assert not valid(OBJECT, '{"sizes": [')
 
 
 def test_a_part_of_the_suite_is_from_all_over_it() -> None:
-    """Its files go from one kind of function to another."""
+    """A part has every n-th schema, since files are ordered by the kind of function."""
     conversations = [Conversation({"const": i}, "?") for i in range(10)]
     assert [conversation.schema["const"] for conversation in spread(conversations, 3)] == [0, 3, 6]
     assert spread(conversations, 99) == conversations

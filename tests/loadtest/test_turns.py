@@ -1,4 +1,4 @@
-"""Turns: who is timed when, and what is made of the times."""
+"""Turns: the order of timed calls, and ratios and rates from their times."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from loadtest.turns import Times, in_turns
 
 
 class Bench:
-    """Calls that take a stated time by a clock of their own."""
+    """Calls that take a stated time by the bench's own clock."""
 
     def __init__(self, **seconds: float) -> None:
         self.now = 0.0
@@ -24,7 +24,7 @@ class Bench:
 
 
 async def test_every_other_repeat_goes_backwards() -> None:
-    """A drift of the machine meets neighbours alike."""
+    """Calls run forwards and backwards in turn, so that drift of the machine hits all alike."""
     bench = Bench(a=1.0, b=2.0, c=4.0)
     times = await in_turns(bench.calls, 3, clock=lambda: bench.now)
     assert "".join(bench.order) == "abccbaabc"
@@ -33,7 +33,7 @@ async def test_every_other_repeat_goes_backwards() -> None:
 
 
 async def test_one_repeat_is_made_whatever_the_time() -> None:
-    """A further one only when there is time for it."""
+    """The first repeat always runs, a further one only while ``another`` is true."""
     bench = Bench(a=1.0, b=1.0)
     await in_turns(bench.calls, 5, clock=lambda: bench.now, another=lambda: bench.now < 3)
     assert "".join(bench.order) == "abba"
@@ -43,7 +43,7 @@ async def test_one_repeat_is_made_whatever_the_time() -> None:
 
 
 async def test_calls_may_give_amounts() -> None:
-    """Four in two seconds are two a second, of a call that is awaited and of one that is not."""
+    """A call that returns 4 after 2 s has rate 2, whether it is async or not."""
     ticks = iter(range(0, 100, 2))
 
     async def four() -> int:
@@ -54,7 +54,7 @@ async def test_calls_may_give_amounts() -> None:
 
 
 def test_a_ratio_is_of_pairs() -> None:
-    """Pairs 2/1, 30/10, 4/2: a slow repeat does not count against one of the two alone."""
+    """The ratio is the median of 2/1, 30/10 and 4/2: a slow repeat slows both sides."""
     times = Times({"a": [2.0, 30.0, 4.0], "b": [1.0, 10.0, 2.0]})
     assert times.median("a") == 4.0
     assert times.ratio("a", "b") == 2.0

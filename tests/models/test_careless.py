@@ -1,4 +1,4 @@
-"""Careless derivations: a number misquoted now and then, and gone on from."""
+"""Careless derivations: a number is misquoted now and then, and later steps build on it."""
 
 import random
 
@@ -17,14 +17,14 @@ seeds = st.integers(0, 2**32).map(random.Random)
 
 @given(seeds)
 def test_without_slips_it_is_a_teachers_derivation(rng: random.Random) -> None:
-    """The checker finds nothing."""
+    """The checker finds no fault in it."""
     question, _ = STORIES.lesson(rng)
     assert STORIES.check(question, STEP_BREAK.join(careless(question, rng, slips=0.0))).correct
 
 
 @given(seeds)
 def test_a_number_misquoted_is_gone_on_from(rng: random.Random) -> None:
-    """The sum is right, of the wrong number; the answer says what the last conclusion said."""
+    """The sum with the wrong number is right, and the answer repeats its result."""
     conclusion, answer = careless(STORY, rng, slips=1.0)
     dans = int(conclusion.split("Dan has ")[1].split()[0])
     assert dans - 40 in OFF_BY
@@ -35,6 +35,6 @@ def test_a_number_misquoted_is_gone_on_from(rng: random.Random) -> None:
 
 
 def test_only_word_problems_are_worked_out() -> None:
-    """Other questions are named in the error."""
+    """The error for another question quotes it."""
     with pytest.raises(ValueError, match="not a word problem: 'Use 4 9 10 13"):
         careless("Use 4 9 10 13 to make 24.", random.Random(0))

@@ -1,4 +1,4 @@
-"""Deeper targets: other costs, the same bits."""
+"""Deeper target models: higher cost, the same logits bit for bit."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DRAFT = Path("models/sprig/draft")
 
 
 def test_a_deeper_model_says_the_same_bits(tmp_path: Path) -> None:
-    """Two silent layers more: every logit of every position is the same, the cost is not."""
+    """With two more layers that add nothing every logit of every position is the same."""
     deepen(DRAFT, tmp_path / "deep", 4)
     outputs = []
     for path in (DRAFT, tmp_path / "deep"):
@@ -30,6 +30,6 @@ def test_a_deeper_model_says_the_same_bits(tmp_path: Path) -> None:
 
 
 def test_layers_are_not_taken_away(tmp_path: Path) -> None:
-    """Fewer layers than there are would be another model."""
+    """Fewer layers than the model has are refused."""
     with pytest.raises(ValueError, match="layers: 1; models/sprig/draft has 2"):
         deepen(DRAFT, tmp_path / "flat", 1)

@@ -1,4 +1,4 @@
-"""What the models are drilled with beside whole puzzles: true, or wrong where it says so."""
+"""Training drills beside whole puzzles: they are true, or wrong where their labels say so."""
 
 import random
 
@@ -20,7 +20,7 @@ STORIES = TASKS["wordproblem"]
 
 @given(seeds)
 def test_a_misreading_is_wrong_at_one_step_and_sound_otherwise(rng: random.Random) -> None:
-    """Every sum is right and the reply has an answer: only the question tells that it is wrong."""
+    """Every sum is right and the reply has an answer; only against the question is it wrong."""
     question, _ = STORIES.lesson(rng)
     steps = misread(question, rng)
     if steps is None:
@@ -42,21 +42,21 @@ def _worked_out(sum_text: str) -> int:
 
 
 def test_most_stories_can_be_misread() -> None:
-    """And none is refused for lack of tries."""
+    """Of 50 stories at most two have no misreading."""
     rng = random.Random(1)
     misreadings = [misread(STORIES.lesson(rng)[0], rng) for _ in range(50)]
     assert sum(steps is None for steps in misreadings) <= 2
 
 
 def test_a_misread_question_must_be_a_story() -> None:
-    """Other questions are named in the error."""
+    """The error for another question quotes it."""
     with pytest.raises(ValueError, match="not a word problem: 'Use 4 9 10 13"):
         misread("Use 4 9 10 13 to make 24.", random.Random(0))
 
 
 @given(seeds)
 def test_what_is_retold_was_told(rng: random.Random) -> None:
-    """The same facts in another order, each a fact of the stories' English; words as they were."""
+    """A retelling has the same facts in another order and parses; a repetition is verbatim."""
     story, (retelling,) = retell(rng)
     facts = [f"{sentence}." for sentence in story.removesuffix(".").split(". ")]
     assert sorted(facts) == sorted(f"{text}." for text in retelling.removesuffix(".").split(". "))
@@ -67,7 +67,7 @@ def test_what_is_retold_was_told(rng: random.Random) -> None:
 
 @given(seeds)
 def test_drilled_numbers_are_right(rng: random.Random) -> None:
-    """Echoes say what was told, sums are sums, and a recalled story is solved."""
+    """Echoes repeat the given facts, sums are right, and a recalled story is solved."""
     facts, (reply,) = echo(rng)
     assert all(f"{part} " in facts for part in reply.removeprefix("Next, ").rstrip(".").split(", "))
     _, (calculated,) = sums(rng)
@@ -82,7 +82,7 @@ def test_drilled_numbers_are_right(rng: random.Random) -> None:
 def test_a_wrong_sum_of_a_slipped_drill_is_labelled_so_and_a_right_one_too(
     rng: random.Random,
 ) -> None:
-    """Recomputed from the text; what comes before a sum's result is never put wrong."""
+    """Each result's label is 1 exactly if the sum, recomputed from its text, is wrong."""
     tokenizer, row = load_tokenizer(), slipped_drill(load_tokenizer(), rng)
     if row.kind != "sums":
         assert set(row.labels) <= {0, 1, IGNORED}
@@ -97,7 +97,7 @@ def test_a_wrong_sum_of_a_slipped_drill_is_labelled_so_and_a_right_one_too(
 
 @given(seeds)
 def test_a_slipped_sum_is_marked_where_it_is_wrong(rng: random.Random) -> None:
-    """A result of one token, often off by little."""
+    """Label 1 stands at a result of one token that is wrong."""
     tokenizer = load_tokenizer()
     row = slipped_drill(tokenizer, rng)
     if row.kind != "sums":

@@ -27,7 +27,7 @@ FIRST = "Next, Olga has 9 cards and Hana has 17 more, so Hana has 9 + 17 = 26."
     ],
 )
 def test_a_step_is_right_up_to_where_no_right_one_goes_on(steps: list[str], right: str) -> None:
-    """Another person, a wrong sum, an answer too early, a step said twice; a right one is whole."""
+    """Another person, a wrong sum, an early answer and a repeated step; a right step is whole."""
     assert right_letters(QUESTION, steps) == len(right)
 
 
@@ -42,7 +42,7 @@ def test_a_step_is_right_up_to_where_no_right_one_goes_on(steps: list[str], righ
     ],
 )
 def test_a_sum_is_right_up_to_its_wrong_number(steps: list[str], right: str) -> None:
-    """A remainder, a wrong product, numbers left that are not; a dead end is legal."""
+    """A remainder, a wrong product and wrong numbers left are faults; a dead end is legal."""
     assert right_letters("Use 4 8 9 9 to make 24.", steps) == len(right)
 
 
@@ -58,12 +58,12 @@ BLOCKS = "Blocks a b / c. Reach a / c b in 2 moves."
     ],
 )
 def test_a_move_is_right_up_to_where_the_state_is_not_so(step: str, right: str) -> None:
-    """A block that others stand on, a state shown wrongly; a wasted move is legal."""
+    """Moving a covered block and a wrong state are faults; a wasted move is legal."""
     assert right_letters(BLOCKS, [step]) == len(right)
 
 
 def test_a_plan_is_followed_up_to_the_first_illegal_move() -> None:
-    """The shortest plan's length from each state; a block stands where it stays if all below do."""
+    """For each state: the shortest plan's length, and whether each block and all below it stay."""
     steps = ["pick up c: a b, hand c", "put down c: a b / c", "unstack a from b: a, hand b"]
     assert plan(BLOCKS, steps) == [(3, [True, False, False]), (2, [True, False, True])]
 
@@ -76,7 +76,7 @@ def test_another_question_is_named() -> None:
 
 
 def labelled(*steps: str, task: str = "wordproblem", question: str = QUESTION) -> Labelled:
-    """A reply as the reward model's samples hold it."""
+    """A reply with its labels, as in the reward model's samples."""
     tokenizer = load_tokenizer()
     (step_break,) = tokenizer.encode("\n\n")
     ids = tokenizer.encode("\n\n".join(steps))
@@ -84,7 +84,7 @@ def labelled(*steps: str, task: str = "wordproblem", question: str = QUESTION) -
 
 
 def test_the_label_is_at_the_word_that_is_wrong() -> None:
-    """Nothing is said of the words behind it; the tags hear of whole steps."""
+    """Words behind it have no label; each tag has the label of its whole step."""
     tokenizer = load_tokenizer()
     row = labelled(FIRST.replace("17 more", "18 more"), "The answer is 1.")
     within = labels_within(tokenizer, row)
@@ -102,14 +102,14 @@ def test_the_label_is_at_the_word_that_is_wrong() -> None:
 
 
 def test_a_sound_step_that_leads_nowhere_has_labels_at_its_tag_alone() -> None:
-    """Nothing in its wording is wrong."""
+    """Its tokens are not labelled, since none of its words is wrong."""
     row = labelled(FIRST)._replace(labels=[False])
     assert set(labels_within(load_tokenizer(), row)[0]) == {IGNORED}
 
 
 def test_blocks_are_labelled_where_a_step_shows_them() -> None:
-    """Of the right steps in every second one, so that the others hear of wrong words there; behind
-    a wasted move in all."""
+    """Every second right step has labels for its blocks, so that the others can have labels for
+    wrong words; after a wasted move all steps have them."""
     steps = ["unstack b from a: a / c, hand b", "put down b: a / b / c", "pick up a: b / c, hand a"]
     row = labelled(*steps, "The answer is 3 moves.", task="blocksworld", question=BLOCKS)
     assert row.labels == [True, False, False, False]

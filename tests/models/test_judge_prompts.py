@@ -1,4 +1,4 @@
-"""Judge prompts carry the truth about the steps they show."""
+"""Judge prompts and replies are true about the steps that they show."""
 
 import random
 
@@ -46,7 +46,7 @@ def test_lessons_of_all_kinds_occur() -> None:
 
 
 def test_verdicts_are_over_the_policys_own_replies() -> None:
-    """Good prefixes end within the good steps, spoilt ones at the first fault or later."""
+    """Good prefixes end within the good steps, wrong ones at the first fault or later."""
     steps = [STEPS[0], "10 - 4 = 7 (left: 4 7)", "7 * 4 = 28 (left: 28)"]
     verdicts = Verdicts([Reply("game24", QUESTION, steps, 1)])
     rng = random.Random(3)

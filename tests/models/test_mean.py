@@ -8,7 +8,7 @@ from models.train.network import new_model
 
 
 def test_the_mean_stands_between_two_models() -> None:
-    """A quarter of the way from the one to the other, weight by weight."""
+    """Each weight lies a quarter of the way from the first model's to the second's."""
     tokenizer = load_tokenizer()
     target = new_model("draft", tokenizer, 2)
     moved = mean(new_model("draft", tokenizer, 1), target, 0.25)

@@ -26,7 +26,7 @@ IDS = torch.tensor([[5, 6, 7, 8, 9]])
 
 @pytest.fixture(scope="module")
 def policy() -> LlamaForCausalLM:
-    """A small one that says something."""
+    """A small policy whose layers all change the stream."""
     model = new_model("draft", load_tokenizer(), 1)
     for layer in decoder_layers(model):
         torch.nn.init.normal_(layer.mlp.down_proj.weight, std=0.02)
@@ -34,7 +34,7 @@ def policy() -> LlamaForCausalLM:
 
 
 def test_layers_above_say_nothing_at_first(policy: LlamaForCausalLM) -> None:
-    """The streams through the policy's layers are the policy's, and no layer above changes them."""
+    """The policy's layers have the policy's streams, and the layers above do not change them."""
     deeper = with_layers_above(policy, 2)
     before, after = streams(policy, IDS), streams(deeper, IDS)
     assert len(after) == len(before) + 2
@@ -43,7 +43,7 @@ def test_layers_above_say_nothing_at_first(policy: LlamaForCausalLM) -> None:
 
 
 def outspoken(policy: LlamaForCausalLM) -> LlamaForCausalLM:
-    """With two layers on top that say something too."""
+    """The policy with two more layers, the last of which changes the stream."""
     model = with_layers_above(policy, 2)
     torch.nn.init.normal_(decoder_layers(model)[-1].mlp.down_proj.weight, std=0.05)
     return model
@@ -53,7 +53,7 @@ def outspoken(policy: LlamaForCausalLM) -> LlamaForCausalLM:
 def test_words_are_read_before_the_last_layer_and_tags_behind_it(
     policy: LlamaForCausalLM, at_tag: bool
 ) -> None:
-    """By hand: cross entropy of the two signs; a wrong word of a reply weighs FAULT times one."""
+    """By hand: cross entropy of the two signs; a wrong word weighs FAULT, a judge's tag 10."""
     tokens = label_ids(load_tokenizer())
     model = outspoken(policy)
     ids, labels = IDS.clone(), torch.full_like(IDS, IGNORED)
@@ -90,7 +90,7 @@ def test_blocks_that_stay_are_read_early(policy: LlamaForCausalLM) -> None:
 
 
 def test_a_reply_is_cut_soon_behind_its_first_wrong_step() -> None:
-    """One to three wrong steps are kept of three in four; right replies are whole."""
+    """Three in four wrong replies keep one to three wrong steps, the rest and right ones all."""
     spoilt = Labelled("game24", "", [[i] for i in range(8)], [True] * 2 + [False] * 6)
     rng = random.Random(1)
     lengths = [len(shortened(spoilt, rng).steps) for _ in range(400)]

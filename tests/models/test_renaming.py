@@ -1,4 +1,4 @@
-"""A word problem told of others is as right, or as wrong, as before."""
+"""A word problem with other names is as right, or as wrong, as before."""
 
 import random
 
@@ -16,7 +16,7 @@ STORIES = TASKS["wordproblem"]
 
 @given(st.integers(0, 2**32).map(random.Random), st.booleans())
 def test_the_checker_says_the_same(rng: random.Random, slipped: bool) -> None:
-    """Of a derivation, and of one with a number gone wrong."""
+    """The verdict stays, of a right derivation and of one with a corrupted step."""
     tokenizer = load_tokenizer()
     question, steps = STORIES.lesson(rng)
     if slipped:

@@ -1,4 +1,4 @@
-"""Trees that the reward model learns from: how they grow, and which of their leaves are learnt."""
+"""Trees that the reward model is trained on: how they grow, and which leaves are used."""
 
 import random
 
@@ -23,7 +23,7 @@ WIDTH = 6
 
 @pytest.fixture(scope="module")
 def trees() -> list[Grown]:
-    """Of two questions, grown with the bundled models."""
+    """Trees for two questions, grown with the bundled models."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(searched, "WIDTH", WIDTH)
         searcher = Searcher(load_model("policy"), TOKENIZER)
@@ -32,7 +32,7 @@ def trees() -> list[Grown]:
 
 
 def test_a_tree_ends_in_as_many_replies_as_it_is_wide(trees: list[Grown]) -> None:
-    """What is not given a child is a leaf too; every node has a reward of its own."""
+    """A node without a child is a leaf too; every leaf has a reward."""
     for tree in trees:
         assert tree.frontier == []
         assert tree.ended == WIDTH
@@ -42,7 +42,7 @@ def test_a_tree_ends_in_as_many_replies_as_it_is_wide(trees: list[Grown]) -> Non
 
 
 def test_rewards_are_the_reward_models(trees: list[Grown]) -> None:
-    """A batch of paths of many lengths is scored as each alone."""
+    """Paths of many lengths have the same rewards in a batch as alone."""
     prm, signs = load_model("prm"), torch.tensor(sign_ids(TOKENIZER))
     for leaf in trees[0].leaves[:4]:
         (row,) = telling(TOKENIZER, "game24", QUESTION, [leaf], 0)
@@ -55,12 +55,12 @@ def test_rewards_are_the_reward_models(trees: list[Grown]) -> None:
 
 
 def a_leaf(text: str, reward: float) -> Path:
-    """One step, ended by the end of its reply."""
+    """A reply of one step, with the end token."""
     return Path(((*TOKENIZER.encode(text), TOKENIZER.eos_token_id),), reward)
 
 
 def test_what_fooled_the_reward_model_is_learnt_first() -> None:
-    """Wrong leaves by falling reward, before the right ones; a step cut off is never right."""
+    """Wrong leaves come by falling reward, before right ones; a truncated step counts as wrong."""
     step = "13 - 9 = 4 (left: 4 4 10)"
     wrong = [
         a_leaf(f"13 - 9 = {claim} (left: 4 {claim} 10)", claim / 100) for claim in range(5, 15)
@@ -74,7 +74,7 @@ def test_what_fooled_the_reward_model_is_learnt_first() -> None:
 
 
 def test_rounds_give_every_task_as_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And half of what is drawn is of the last round."""
+    """Each task gets half of the sample, and half of the draws come from the last round."""
     rounds = TreeRounds(TOKENIZER, "cpu", ("game24", "countdown"), 1, 31)
     monkeypatch.setattr(searched, "WIDTH", 2)
     prm = load_model("prm")

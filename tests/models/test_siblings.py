@@ -1,4 +1,4 @@
-"""Steps from one state: what each is said to be is what the checkers find."""
+"""Sibling steps from one state have the kinds that the checkers find."""
 
 import random
 
@@ -18,7 +18,7 @@ RANDOM = st.integers(0, 2**32).map(random.Random)
 @settings(max_examples=25)
 @given(RANDOM)
 def test_kinds_are_what_the_checkers_find(name: str, rng: random.Random) -> None:
-    """There is a right one; dead ends and wasted moves are legal; the rest are illegal."""
+    """One sibling is right; dead ends and wasted moves are legal; all other kinds are illegal."""
     task = TASKS[name]
     question = task.lesson(rng)[0]
     family = siblings(name, question, rng)
@@ -33,7 +33,7 @@ def test_kinds_are_what_the_checkers_find(name: str, rng: random.Random) -> None
 
 
 def test_near_misses_by_hand() -> None:
-    """Nine and four, 24 to be made: no sum but true ones is left out, and no true one is in."""
+    """From 9 and 4 with target 24 the near misses are all false steps of each kind."""
     legal = list(number_puzzle.moves((4, 9)))
     misses = near_misses((4, 9), 24, legal)
     texts = {
@@ -55,7 +55,7 @@ def test_stories_have_none() -> None:
 
 
 def test_shares_and_their_intervals_by_hand() -> None:
-    """Of four pairs two are in order and one is a tie; two states, one in order."""
+    """Of four pairs two are in order and one is a tie; intervals of means are by hand too."""
     assert share_above([0.9, 0.4], [0.4, 0.5]) == (2 + 0.5) / 4
     assert mean_interval([1.0, 1.0, 0.0, 0.0]) == [0.01, 0.99]
     assert mean_interval([1.0, 1.0]) == [1.0, 1.0]

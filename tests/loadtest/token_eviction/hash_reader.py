@@ -1,4 +1,4 @@
-"""A hash model that reads with holes: logits follow from what is read, key by key."""
+"""A hash model that reads paths with holes: its logits follow from the keys that it reads."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tests.runtime.hash_model import Letters, _logits, _mix
 
 
 class HashReader:
-    """Stands in for ``PathReader``; ``tests.runtime.hash_model`` where nothing is missing.
+    """A fake ``PathReader``; equal to ``tests.runtime.hash_model`` where nothing is missing.
 
     A key is a hash of the whole path that ends there. A row pays all its attention to the keys
-    whose place is a multiple of three, or to itself where there is none. ``see`` hears every path's
-    places after a pass, and how many of them it read.
+    whose place is a multiple of three, or to all keys where there is none. ``see`` is called after
+    a pass with each path's places and the number of rows that were read.
     """
 
     def __init__(self, see: Callable[[Ints, int], None] = lambda *_: None) -> None:
@@ -27,7 +27,7 @@ class HashReader:
         self.nothing = HeldPath(np.arange(0), torch.empty(1, 2, 1, 0, 1, dtype=torch.int64))
 
     def read(self, cache: PathCache, tokens: Ints, positions: Ints) -> None:
-        """Add the rows' hashes, each after the last key before it; logits, attention."""
+        """Add to the cache the rows' hashes, each of the key before it, logits and attention."""
         rows = tokens.shape[1]
         layer: Any = cache.layers[0]
         cache.places = np.concatenate([cache.places, positions], 1)

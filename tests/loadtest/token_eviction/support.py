@@ -1,4 +1,4 @@
-"""Searches on tiny random models that go back, for tests of token eviction."""
+"""Backtracking searches on tiny random models, for tests of token eviction."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SPECS = {
     )
     for name in ("best_first", "mcts")
 }
-"""Steps of up to ten tokens; some are said twice."""
+"""Steps of up to ten tokens; some steps come up twice."""
 
 
 def reference(checkpoint: Path) -> ReferenceEngine:
@@ -44,7 +44,7 @@ def reference(checkpoint: Path) -> ReferenceEngine:
 def token_eviction(
     checkpoint: Path, kv_policy: str, kv_tokens: int = ROOMY, share: float = 1.0
 ) -> TokenEvictionEngine:
-    """Token eviction in a budget."""
+    """A token eviction engine with a budget of ``kv_tokens``."""
     reader, others, floors = PathReader(checkpoint), reference(checkpoint), Floors(tokens=2, tail=2)
     return TokenEvictionEngine(
         reader, others, PROMPT, kv_policy, kv_tokens, share=share, floors=floors
@@ -52,7 +52,7 @@ def token_eviction(
 
 
 async def grow(engine: Engine, spec: SearchSpec, name: str = "tree") -> Outcome:
-    """One search; a reply's answer is its last letter."""
+    """Run a search; a reply's answer is its last character."""
     return await search(
         Problem(PROMPT, ""),
         spec,

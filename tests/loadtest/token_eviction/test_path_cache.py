@@ -25,15 +25,15 @@ def checkpoint(request, tmp_path_factory) -> Path:
 
 
 def read_path(reader: PathReader, path: HeldPath, at: np.ndarray) -> PathCache:
-    """Tokens at some positions, read from what is held of a path."""
+    """Read the tokens at positions ``at`` on top of ``path``; returns the cache."""
     cache = PathCache([path])
     reader.read(cache, IDS[at][None], at[None])
     return cache
 
 
 def test_a_row_reads_what_is_there_at_its_own_position(checkpoint: Path) -> None:
-    """The last of 50 tokens with seven keys gone: transformers' logits under a mask, and its
-    attention in the middle layer, which adds up to 1."""
+    """For the last of 50 tokens with seven keys missing, logits are transformers' under a mask, and
+    so is the attention of the middle layer, which adds up to 1."""
     reader, last = PathReader(checkpoint), np.array([LENGTH - 1])
     kv = read_path(reader, reader.nothing, np.arange(LENGTH - 1)).kv_read(0)
     ours = read_path(reader, HeldPath(KEPT[:-1], kv[..., KEPT[:-1], :]), last)
@@ -58,7 +58,7 @@ def test_a_row_reads_what_is_there_at_its_own_position(checkpoint: Path) -> None
 
 
 def test_what_was_given_up_is_computed_again_from_what_is_left(checkpoint: Path) -> None:
-    """Holes in several places and the last token: logits and keys as with no holes."""
+    """After filling several holes and reading the last token, logits and keys are as without."""
     reader = PathReader(checkpoint)
     full = read_path(reader, reader.nothing, np.arange(LENGTH))
     kv, places = full.kv_read(0), KEPT[:-1]
@@ -69,7 +69,7 @@ def test_what_was_given_up_is_computed_again_from_what_is_left(checkpoint: Path)
 
 
 def test_paths_side_by_side_do_not_read_each_other(checkpoint: Path) -> None:
-    """One of ten tokens beside one of thirty, two rows each; then the short one goes on alone."""
+    """Paths of 10 and 30 tokens read two rows each; then the short one is selected alone."""
     reader = PathReader(checkpoint)
     paths = [
         HeldPath(np.arange(n), read_path(reader, reader.nothing, np.arange(n)).kv_read(0))

@@ -1,4 +1,4 @@
-"""What of a stream the policies stay with that ArborKV is compared with, each by hand."""
+"""The tokens that the stream policies keep, with which ArborKV is compared, each by hand."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def ids(*numbers: int) -> np.ndarray:
     ("length", "budget", "expected"), [(8, 3, [5, 6, 7]), (2, 3, [0, 1]), (3, 0, [])]
 )
 def test_tail_only(length: int, budget: int, expected: list[int]) -> None:
-    """The last three of eight; all of what is less."""
+    """It keeps the last three of eight tokens, or all where there are fewer than the budget."""
     assert tail_only(np.zeros(length), ids(length), budget).tolist() == expected
 
 
@@ -48,7 +48,7 @@ def test_h2o_halves_its_budget_between_recent_and_heavy(budget: int, expected: l
 
 
 def test_older_thoughts_get_half_of_what_the_next_one_gets() -> None:
-    """Thoughts of 16, 16 and 4 tokens, 20 in all: the newest whole, 16 shared 5 to 10."""
+    """Thoughts of 16, 16 and 4 tokens, 20 to keep: the newest whole, the others 5 and 10."""
     attention = np.arange(36.0)[::-1].copy()
     places = thinkv(attention, ids(16, 16, 4), 20)
     assert places.tolist() == [*range(5), *range(16, 26), *range(32, 36)]

@@ -1,4 +1,4 @@
-"""Searches that go back, in budgets of any size: what is read, what is held, what is drawn."""
+"""Backtracking searches in budgets of any size: what is read, what is held, what is drawn."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ LONGEST = 60
 PROMPT = tuple(range(1, 13))
 STEPS = Sampling(temperature=0.9, top_p=0.95, max_step_tokens=LIMIT)
 ENDLESS = Sampling(stop=(), max_step_tokens=LIMIT)
-"""Steps of just the tokens asked for, unless the reply ends."""
+"""Steps have exactly ``limit`` tokens, unless the reply ends."""
 
 
 def engine_in(kv_policy: str, kv_tokens: int, share: float = 1.0) -> TokenEvictionEngine:
-    """A tree in a budget, on a model of hashes."""
+    """An engine with a budget of ``kv_tokens``, on a hash model."""
     reader: Any = HashReader()
     others: Any = SimpleNamespace(hint=lambda *_: None)
     floors = Floors(0.05, 3, 2)
@@ -48,7 +48,7 @@ def engine_in(kv_policy: str, kv_tokens: int, share: float = 1.0) -> TokenEvicti
 def draw_round(
     engine: TokenEvictionEngine, branches: Sequence[Branch], sampling: Sampling = ENDLESS
 ) -> list[Step]:
-    """A round; afterwards what is held is right."""
+    """Draw a round and check the cache afterwards."""
     steps = asyncio.run(engine.expand("tree", branches, sampling))
     cache = engine.held
     assert cache.count <= engine.spent.kv_tokens_peak <= cache.capacity
@@ -62,8 +62,8 @@ def draw_round(
 
 @dataclass
 class Searching:
-    """A search that expands open nodes, two at a time, by rewards that it makes up; it goes back
-    often and gives up some nodes."""
+    """A search that expands open nodes, two at a time, by random rewards; it backtracks often and
+    prunes some nodes."""
 
     engine: TokenEvictionEngine
     draw: random.Random
@@ -96,7 +96,7 @@ class Searching:
             self.history.append((branch, step))
 
     def rounds(self, count: int) -> list[bool]:
-        """So many rounds, or as many as there are; of each step whether a naive engine says it."""
+        """Run up to ``count`` rounds; for each step whether a naive engine draws the same."""
         for _ in range(count):
             if self.open:
                 self.round()
@@ -104,7 +104,7 @@ class Searching:
 
 
 def searching(kv_policy: str, kv_tokens: int, share: float = 1.0, seed: int = 0) -> Searching:
-    """A search in a budget."""
+    """A search on an engine with a budget."""
     return Searching(engine_in(kv_policy, kv_tokens, share), random.Random(seed))
 
 
@@ -112,7 +112,7 @@ def searching(kv_policy: str, kv_tokens: int, share: float = 1.0, seed: int = 0)
 def test_with_room_for_everything_every_policy_draws_what_a_naive_engine_does(
     kv_policy: str,
 ) -> None:
-    """Tokens, texts, likelihoods and ends, to the last bit of a hash."""
+    """Tokens, texts, log-probabilities and finishes are equal, bit for bit."""
     search = searching(kv_policy, 5_000)
     assert all(search.rounds(6))
     assert search.engine.spent.rehydrations == 0
@@ -133,9 +133,9 @@ def test_with_room_for_everything_every_policy_draws_what_a_naive_engine_does(
 def test_budgets_and_accounting_hold_whatever_the_policy(
     kv_policy: str, kv_tokens: int, share: float, seed: int
 ) -> None:
-    """No pass holds more than the budget. What a row reads is there once; with rehydration it is
-    the whole path and every step a naive engine's; without, nothing is ever computed again but the
-    token that a step starts from. A tree beside it has a budget of its own."""
+    """No pass holds more than the budget. A row reads each place once. With rehydration it reads
+    the whole path, and every step is a naive engine's; without, only the token that a step starts
+    from is computed again. Another tree has a budget of its own."""
     search, beside = searching(kv_policy, kv_tokens, share, seed), engine_in(kv_policy, kv_tokens)
     rehydrates = kv_policy in EXTRACTIVE and EXTRACTIVE[kv_policy].rehydrate
 
@@ -157,13 +157,13 @@ def test_budgets_and_accounting_hold_whatever_the_policy(
 
 @pytest.mark.parametrize("kv_policy", ["extractive_never", "h2o", "tail_only"])
 def test_without_what_was_given_up_other_steps_are_drawn(kv_policy: str) -> None:
-    """A tight budget shows: the comparisons above are not between constants."""
+    """A tight budget changes some steps, so that the comparisons above can fail."""
     assert not all(searching(kv_policy, 70, share=0.25).rounds(6))
 
 
 @pytest.mark.parametrize(("kv_tokens", "first"), [(36, 3), (35, 2)])
 def test_a_wave_is_what_fits(kv_tokens: int, first: int) -> None:
-    """Twelve tokens and three steps of up to eight are 36: in 35 two of them go first."""
+    """A prompt of 12 tokens and three steps of up to 8 need 36: in 35 two of them go first."""
     branches = [Branch(ROOT, i, PROMPT, i, LIMIT, i + 1) for i in range(3)]
     engine = engine_in("extractive", kv_tokens)
     assert len(engine._fitting(branches)) == first
@@ -172,7 +172,7 @@ def test_a_wave_is_what_fits(kv_tokens: int, first: int) -> None:
 
 
 def test_equal_steps_are_held_once() -> None:
-    """Two nodes with one seed say the same below the same node: one block, until both are dead."""
+    """Two nodes with one seed below one node have equal steps: one block, until both are dead."""
     engine = engine_in("extractive", 500)
     branches = [Branch(ROOT, i, PROMPT, 5, LIMIT, i + 1) for i in range(2)]
     first, second = draw_round(engine, branches, STEPS)
@@ -187,7 +187,7 @@ def test_equal_steps_are_held_once() -> None:
 
 
 def family() -> tuple[TokenEvictionEngine, list[Branch]]:
-    """Step 1 below the prompt, 2 and 3 below step 1; a child for each of the latter two."""
+    """An engine with step 1 below the prompt, 2 and 3 below 1; a branch below each of 2 and 3."""
     engine = engine_in("extractive", 200)
     (first,) = draw_round(engine, [Branch(ROOT, 0, PROMPT, 3, 6, 1)])
     above = PROMPT + first.tokens
@@ -198,8 +198,8 @@ def family() -> tuple[TokenEvictionEngine, list[Branch]]:
 
 
 def test_what_two_paths_miss_is_computed_once() -> None:
-    """Three tokens of step 1 and two of step 3 were given up; both paths come back at once: five
-    tokens and the last of each path are computed before the first token is drawn."""
+    """Three tokens of step 1 and two of step 3 were evicted; both paths are resumed at once: these
+    five and the last token of each path are computed before the first token is drawn."""
     engine, below = family()
     for name, places in ((1, [2, 3, 5]), (3, [2, 3, 4])):
         engine.held.blocks[name].keep(np.array(places))
@@ -210,8 +210,8 @@ def test_what_two_paths_miss_is_computed_once() -> None:
 
 
 def test_attention_is_booked_where_it_was_paid() -> None:
-    """A row pays to all places before it that are multiples of three, itself included: what later
-    steps paid to each token of the prompt and of step 1, and step 1's own tokens to each other."""
+    """A row pays to all places up to its own that are multiples of three. Checks what later steps
+    paid to each token of the prompt and of step 1, and what step 1's tokens paid to each other."""
     engine, below = family()
     draw_round(engine, below)
     start, end = len(PROMPT), len(PROMPT) + 6
@@ -237,7 +237,7 @@ def test_attention_is_booked_where_it_was_paid() -> None:
 
 
 def test_what_is_too_long_is_refused_with_both_sizes() -> None:
-    """A path with its step; nothing is drawn of the round."""
+    """A path with its step is larger than the budget: nothing of the round is drawn."""
     engine = engine_in("extractive", 18)
     with pytest.raises(PrefixTooLong, match=r"12 tokens and a step of up to 8 .* 18"):
         draw_round(engine, [Branch(ROOT, i, PROMPT, 1, 7 + i, i + 1) for i in range(2)])
@@ -245,7 +245,7 @@ def test_what_is_too_long_is_refused_with_both_sizes() -> None:
 
 
 def test_the_last_token_of_the_longest_path_may_stand_beyond_the_budget() -> None:
-    """Nothing can be drawn from there, so nothing of that step is held; a shorter one goes on."""
+    """That step is not held, since nothing can be drawn below it; a shorter one is."""
     engine = engine_in("extractive", 19)
     branches = [Branch(ROOT, i, PROMPT, 7 + i, LIMIT - i, i + 1) for i in range(2)]
     steps = draw_round(engine, branches)
@@ -268,7 +268,7 @@ def test_floors_that_do_not_fit_are_lowered(kv_tokens: int, lowered: bool) -> No
 async def test_costs_of_both_engines_come_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Tokens drawn here, tokens scored there; lossy, though draws follow seeds all the same."""
+    """Drawn and scored tokens add up; the engine is not exact, but its draws follow from seeds."""
     llama = make_checkpoint(tmp_path / "llama", initializer_range=0.05)
     engine, prompt = support.token_eviction(llama, "extractive", 200), support.PROMPT
     able = engine.capabilities

@@ -1,4 +1,4 @@
-"""What goes, by hand: a prompt of four tokens and three steps of ten below it."""
+"""Which tokens are evicted, by hand: a prompt of four tokens and three steps of ten below it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def block(parent: int, start: int, tokens: np.ndarray) -> CachedBlock:
 def cache_under(
     name: str, capacity: int = 34, share: float = 1.0
 ) -> tuple[TokenCache, ExtractivePolicy | StreamPolicy]:
-    """Steps 1, 2 and 3, all of them whole, under a policy."""
+    """A cache with steps 1, 2 and 3, all of them whole, and the policy ``name`` over it."""
     cache = TokenCache(capacity, block(-1, 0, np.arange(4)))
     policy = policy_for(name, cache, share=share, floors=FLOORS)
     for node in (1, 2, 3):
@@ -46,7 +46,7 @@ def cache_under(
 
 
 def there(cache: TokenCache) -> dict[int, list[int]]:
-    """What is held of each step, counted within it: its keys are those of these tokens."""
+    """The held places of each step, counted within it; checks that keys are these tokens'."""
     steps = {name: step for name, step in cache.blocks.items() if name != ROOT}
     for step in steps.values():
         assert (step.kv[:, 0].numpy() - step.start).tolist() == step.there.tolist()
@@ -54,12 +54,12 @@ def there(cache: TokenCache) -> dict[int, list[int]]:
 
 
 def sizes(cache: TokenCache) -> list[int]:
-    """How many tokens are held of each step."""
+    """The number of held tokens of each step."""
     return [len(places) for places in there(cache).values()]
 
 
 def test_a_block_brings_what_an_equal_one_misses() -> None:
-    """Nodes 1 and 4 say the same: one block, whole again, until both are dead."""
+    """Nodes 1 and 4 have equal steps: one block, whole again, until both are dead."""
     cache, _ = cache_under("extractive")
     cache.blocks[1].keep(np.array([2, 5]))
     assert not cache.add(4, block(ROOT, 4, 10 + np.arange(10)))
@@ -70,7 +70,7 @@ def test_a_block_brings_what_an_equal_one_misses() -> None:
 
 
 def test_positions_are_put_where_they_belong() -> None:
-    """Of a path's positions a block takes its own, in place of what there is of them."""
+    """A block takes its own positions out of a path's, and replaces those it has."""
     cache, _ = cache_under("extractive")
     cache.blocks[1].keep(np.array([0, 4, 9]))
     for name in (ROOT, 1):
@@ -81,8 +81,8 @@ def test_positions_are_put_where_they_belong() -> None:
 
 
 def test_steps_off_the_path_share_what_it_leaves() -> None:
-    """Six slots of 34 are wanted: the path takes 14, steps 2 and 3 weigh the same and get 7 each:
-    the last two tokens, and of the others those attended to most, equal ones from the first."""
+    """Six slots of 34 are needed: the path takes 14, steps 2 and 3 weigh the same and get 7 each:
+    the last two tokens, and those with the most attention, of equal ones the first."""
     cache, policy = cache_under("extractive")
     cache.blocks[2].later[[3, 6]] = 4.0, 5.0
     policy.enter([1])
@@ -91,7 +91,7 @@ def test_steps_off_the_path_share_what_it_leaves() -> None:
 
 
 def test_tail_only_keeps_the_most_recent() -> None:
-    """Without heavy hitters seven tokens are the last seven."""
+    """Without heavy hitters the seven kept tokens are the last seven."""
     cache, policy = cache_under("extractive_tail")
     cache.blocks[2].later[[3, 6]] = 4.0, 5.0
     policy.enter([1])
@@ -100,7 +100,7 @@ def test_tail_only_keeps_the_most_recent() -> None:
 
 
 def test_what_is_worth_more_keeps_more_and_nothing_comes_back() -> None:
-    """Step 2 is worth more than 3. Once cut, both stay so when there is room again."""
+    """Step 2 is worth more than 3. Once evicted, tokens stay away when there is room again."""
     cache, policy = cache_under("extractive")
     policy.transition(Hint({1: 0.5, 2: 0.9, 3: 0.1}))
     policy.enter([1])
@@ -119,8 +119,8 @@ def test_what_is_worth_more_keeps_more_and_nothing_comes_back() -> None:
 def test_a_path_that_is_come_back_to_counts_whole_or_as_it_is(
     name: str, expected: list[int]
 ) -> None:
-    """From step 2 on, cut to 5 tokens, with room for 26: if it comes back whole it leaves 12 for
-    the others, of which step 3 has but 5; if it never does it leaves 17, and nothing goes."""
+    """Step 2, cut to 5 tokens, is resumed with room for 26: rehydrated it leaves 12 for the others,
+    of which step 3 has only 5; without rehydration it leaves 17, and nothing is evicted."""
     cache, policy = cache_under(name)
     policy.enter([1])
     policy.fit(24)
@@ -131,7 +131,7 @@ def test_a_path_that_is_come_back_to_counts_whole_or_as_it_is(
 
 
 def test_without_a_signal_it_does_not_matter() -> None:
-    """Values that differ, and an estimator that does not know them: equal shares."""
+    """Different values give different shares, but equal ones where the estimator ignores values."""
     for name, equal in (("extractive", False), ("extractive_no_value", True)):
         cache, policy = cache_under(name)
         policy.transition(Hint({1: 0.5, 2: 0.9, 3: 0.1}))
@@ -141,7 +141,7 @@ def test_without_a_signal_it_does_not_matter() -> None:
 
 
 def test_a_path_that_does_not_fit_is_refused() -> None:
-    """Floors give way, the path does not: 14 of 34 tokens leave 20."""
+    """Floors are lowered for the path of 14 tokens; a budget of 13 raises Infeasible."""
     cache, policy = cache_under("extractive")
     policy.enter([1])
     policy.fit(14)
@@ -160,9 +160,9 @@ def test_a_path_that_does_not_fit_is_refused() -> None:
     ],
 )
 def test_half_of_a_stream(name: str, prompt: list[int], step: list[int]) -> None:
-    """Path 0-1 of 14 tokens becomes active and keeps 7; other steps are none of its business.
+    """Path 0-1 of 14 tokens becomes active and keeps 7; other steps are not touched.
 
-    H2O's heavy hitters are by attention from anywhere; ThinKV's least is more than the share.
+    H2O's heavy hitters count attention from any row; ThinKV's minimum is more than the share.
     """
     cache, policy = cache_under(name, share=0.5)
     cache.blocks[ROOT].within[1] = 2.0
@@ -183,8 +183,8 @@ def test_half_of_a_stream(name: str, prompt: list[int], step: list[int]) -> None
 def test_pressure_after_pressure(
     name: str, lengths: list[int], draw: random.Random, shares: list[float]
 ) -> None:
-    """A random tree under one pressure after another: the path is left alone, what is wanted is
-    free, nothing comes back, floors hold where they fit, and tails stay to the last."""
+    """A random tree under shrinking budgets: the path is untouched, each budget is met, no token
+    comes back, floors hold where they fit, and tails are evicted last."""
     cache = TokenCache(4 + sum(lengths), block(-1, 0, np.arange(4)))
     policy = policy_for(name, cache, share=1.0, floors=FLOORS)
     for node, length in enumerate(lengths, 1):
@@ -214,7 +214,7 @@ def test_pressure_after_pressure(
 
 
 def test_beyond_the_budget_a_stream_policy_drops_what_was_used_longest_ago() -> None:
-    """Step 3 was active last, then 2, now 1: for six more tokens step 3 goes whole."""
+    """Step 3 was active longest ago, then 2, now 1: for six tokens all of step 3 goes."""
     cache, policy = cache_under("tail_only", capacity=36)
     for leaf in (3, 2, 1):
         policy.enter([leaf])

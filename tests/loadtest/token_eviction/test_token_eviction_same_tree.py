@@ -19,7 +19,7 @@ def llama(tmp_path_factory) -> Path:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ARCHITECTURES)
 async def test_every_architecture_grows_the_references_tree(name: str, tmp_path: Path) -> None:
-    """Same noise, same tokens: biases, head norms, windows and scaled rotations included."""
+    """Same noise gives the same tree: with biases, head norms, windows, scaled rotations."""
     checkpoint = make_checkpoint(tmp_path / name, name)
     expected = await grow(reference(checkpoint), SPECS["best_first"])
     assert (await grow(token_eviction(checkpoint, "extractive"), SPECS["best_first"])).digest == (
@@ -34,7 +34,7 @@ async def test_every_architecture_grows_the_references_tree(name: str, tmp_path:
 async def test_with_room_for_everything_the_tree_is_the_references(
     llama: Path, policy: str
 ) -> None:
-    """Every kind of policy: nothing is given up, so nothing is lost."""
+    """Under every kind of policy nothing is evicted, so the tree is the reference's."""
     expected = await grow(reference(llama), SPECS[policy])
     for kv_policy in ("extractive", "extractive_never", *STREAMS):
         outcome = await grow(token_eviction(llama, kv_policy), SPECS[policy])
@@ -48,8 +48,8 @@ async def test_with_room_for_everything_the_tree_is_the_references(
 )
 @pytest.mark.parametrize("policy", ["best_first", pytest.param("mcts", marks=pytest.mark.slow)])
 async def test_in_little_room_rehydration_keeps_the_tree(llama: Path, policy: str) -> None:
-    """The budget is one path and its step. What is made whole again says what it said; what never
-    is does not."""
+    """In a budget of one path and its step the tree stays the same with rehydration, and changes
+    without."""
     spec = SPECS[policy]
     full = await grow(token_eviction(llama, "extractive"), spec)
     budget = len(PROMPT) + spec.max_depth * spec.max_step_tokens
@@ -63,7 +63,7 @@ async def test_in_little_room_rehydration_keeps_the_tree(llama: Path, policy: st
 
 
 async def test_streams_lose_what_a_path_has_given_up(llama: Path) -> None:
-    """A third of every stream: another tree, whatever the room, and nothing is computed again."""
+    """Keeping 0.3 of each stream gives another tree in any budget, and nothing is recomputed."""
     full = await grow(token_eviction(llama, "extractive"), SPECS["best_first"])
     digests = set()
     for kv_policy in STREAMS:
