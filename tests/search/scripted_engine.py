@@ -1,7 +1,7 @@
 """An engine without a model: deterministic, quick, and able to fail on demand.
 
-Tokens are characters (``encode``/``decode``). What a branch says is a hash of its prefix and its
-seed, so the tree depends on the seed alone, as with a real engine; or a test's own function says
+Tokens are characters (``encode``/``decode``). A branch's text is a hash of its prefix and its
+seed, so the tree depends on the seed alone, as with a real engine; or a test's own function gives
 it. The default language: a few lines such as ``step 3``, then ``The answer is 2.`` and the end.
 """
 
@@ -33,7 +33,7 @@ from search.spec import SearchSpec
 from search.tree import Finish
 
 END = 0
-"""The end token; it is no part of a step's text."""
+"""The end token; it is not part of a step's text."""
 
 
 def encode(text: str) -> tuple[int, ...]:
@@ -53,7 +53,7 @@ def dice(*parts: object) -> int:
 
 
 def babble(branch: Branch) -> str:
-    """The default language; a text without a delimiter at its end is a reply's last step."""
+    """A step's text in the default language; without a final delimiter it is the last step."""
     roll = dice(branch.tokens, branch.seed)
     if roll % 3 == 0:
         return f"The answer is {roll // 3 % 4}."
@@ -78,7 +78,7 @@ def answer_of(text: str) -> str | None:
 
 
 def step_of(text: str, sampling: Sampling, limit: int) -> Step:
-    """The step an engine would return for having said ``text``, cut at ``limit`` tokens."""
+    """The step that an engine returns for the text ``text``, cut at ``limit`` tokens."""
     tokens = encode(text)
     finish = Finish.STEP
     if not any(text.endswith(stop) for stop in sampling.stop):
@@ -90,8 +90,7 @@ def step_of(text: str, sampling: Sampling, limit: int) -> Step:
 
 
 def token_logprobs(tokens: Sequence[int], top: int) -> tuple[TokenLogprob, ...]:
-    """Log-probabilities that tell the id, in 1/-1024; the token is the likeliest, then those that
-    come next."""
+    """Log-probabilities of -id/1024; the token is the likeliest, followed by the ids after it."""
     return tuple(
         TokenLogprob(-token / 1024, tuple((token + i, -(token + i) / 1024) for i in range(top)))
         for token in tokens
@@ -104,10 +103,10 @@ class ScriptedEngine:
 
     ``say``: what a branch draws. ``score_of``: an unrounded reward from the texts of a path.
     ``fail_at``: the expand call (from 0) that raises EngineDown. ``gate``: expand waits for it;
-    ``waiting`` is set while it does. ``still``: the calls, by name, that never return, as of an
-    engine that stands still. ``finish_order``: a permutation in which branches are worked off.
+    ``waiting`` is set while it does. ``still``: the names of the calls that never return, as of an
+    engine that hangs. ``finish_order``: the permutation in which branches are drawn.
     ``vector_of``: an unrounded embedding from a step's text. ``on_expand``, ``on_score``,
-    ``on_embed``: called at every call, for instance to turn a clock. What was asked is kept in
+    ``on_embed``: called at every call, for instance to advance a clock. Calls are recorded in
     ``expanded``, ``scored``, ``embedded``, ``hints``, ``live``, ``released``, ``aborted``.
     """
 
@@ -146,7 +145,7 @@ class ScriptedEngine:
 
     @property
     def capabilities(self) -> Capabilities:
-        """Exact, and scoring as the test has it."""
+        """An exact engine whose other capabilities are the test's."""
         models = {"policy": "script", "reward": "dice"} if self.scores else {"policy": "script"}
         return Capabilities(
             engine="scripted",
@@ -166,7 +165,7 @@ class ScriptedEngine:
         )
 
     async def expand(self, tree: str, branches: Sequence[Branch], sampling: Sampling) -> list[Step]:
-        """What ``say`` says, in the order asked."""
+        """The steps that ``say`` gives, in the order of ``branches``."""
         self.live.add(tree)
         if self.down or self.fail_at == len(self.expanded):
             self.down = True
@@ -197,7 +196,7 @@ class ScriptedEngine:
         question: str,
         trajectories: Sequence[Trajectory],
     ) -> list[float]:
-        """What ``score_of`` says of each path."""
+        """The reward that ``score_of`` gives to each path."""
         if self.down:
             raise EngineDown("the engine is down")
         await self._move("score")
@@ -210,7 +209,7 @@ class ScriptedEngine:
     async def embed(
         self, tree: str, prompt: tuple[int, ...], trajectories: Sequence[Trajectory]
     ) -> list[tuple[float, ...]]:
-        """What ``vector_of`` makes of each last step's text."""
+        """The embedding that ``vector_of`` gives to each path's last step."""
         if self.down:
             raise EngineDown("the engine is down")
         await self._move("embed")
@@ -220,11 +219,11 @@ class ScriptedEngine:
         return [tuple(self.vector_of(t.texts[-1])) for t in trajectories]
 
     def hint(self, tree: str, hint: Hint) -> None:
-        """Remember it."""
+        """Record the hint."""
         self.hints.append(hint)
 
     async def release(self, tree: str) -> Counters:
-        """Forget the tree; a cost of one token a branch or path, and of one model call a call."""
+        """Forget the tree and return its cost: a token a branch or path, one model call a call."""
         self.live.discard(tree)
         self.released.append(tree)
         await self._move("release")
@@ -248,11 +247,11 @@ class ScriptedEngine:
             raise EngineDown("the engine is down")
 
     async def close(self) -> None:
-        """Remember it."""
+        """Record that the engine was closed."""
         self.closed = True
 
     async def _move(self, call: str) -> None:
-        """Stand still for ever where the test says so."""
+        """Hang for ever if ``still`` has the call."""
         if call in self.still:
             self.waiting.set()
             await asyncio.Event().wait()
@@ -270,6 +269,6 @@ class ScriptedEngine:
 async def grow(
     engine: ScriptedEngine, spec: SearchSpec, *, prompt: str = "Q", **more: Any
 ) -> Outcome:
-    """A search by a clock that stands still; ``more``: other arguments of ``search``."""
+    """Run a search with a clock that stands still; ``more``: other arguments of ``search``."""
     options = {"answer_of": answer_of, "clock": lambda: 0.0} | more
     return await search(Problem(encode(prompt), "Q"), spec, engine, tree_id="t", **options)

@@ -1,4 +1,4 @@
-"""Adaptive: chains that agree are all there is; others seed a tree and vote along."""
+"""Adaptive: chains that agree end the search; others seed a tree search and vote with it."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from tests.search.trees import END, STEP, tree_of
 
 
 def policy(width: int, chains: int, agreement: float = 1.0) -> Adaptive:
-    """With REBASE at T = .2."""
+    """The policy with REBASE at T = .2."""
     return Adaptive(width, chains, agreement, Rebase(width, 0.2))
 
 
 def test_the_default_is_the_rounded_up_root() -> None:
-    """64 has 8 chains, 16 has 4, 10 has 4, 1 has 1; more than the width are none."""
+    """64 has 8 chains, 16 and 10 have 4, 1 has 1; there are never more than the width."""
     for width, chains in ((64, 8), (16, 4), (10, 4), (2, 2), (1, 1)):
         spec = SearchSpec(policy="adaptive", width=width)
         assert Adaptive.from_spec(spec).chains == chains
@@ -46,9 +46,9 @@ def test_chains_go_on_alone() -> None:
 
 
 def test_a_tree_worked_by_hand() -> None:
-    """Two chains, a - c - ends and b - d, over; they disagree. Of width 6 four places are left.
+    """Two finished chains, a - c and b - d, disagree. Of width 6 four places are left.
 
-    At the root two chains' first steps stand by: two more are drawn, x and y. Four candidates at
+    The chains' first steps are candidates; two more are drawn at the root, x and y. All four at
     depth 1: x .9, a .5, b .5, y .1; REBASE of 4 at T = .2: x ceil(4/1.289) = 4. At T = 1 instead:
     weights 1, .670, .670, .449 of 2.790: ceil(1.43) = 2, ceil(2*.670/1.790) = 1, 1, 0.
     """
@@ -73,7 +73,7 @@ def test_a_tree_worked_by_hand() -> None:
 
 
 def test_a_chains_steps_are_candidates_at_their_depth() -> None:
-    """One chain a - b - c - ends of width 3: x beside a; from x comes y, which stands beside b."""
+    """One finished chain a - b - c - d of width 3: x is drawn beside a, then y below x beside b."""
     chain = [(0, "a", STEP, 0.5), (1, "b", STEP, 0.5), (2, "c", STEP, 0.5), (3, "d", END, 0.5)]
     tree = tree_of(*chain, (0, "x", STEP, 0.5))
     assert policy(3, 1).plan(tree_of(*chain)) == Round({ROOT: 1})
@@ -85,14 +85,14 @@ def test_a_chains_steps_are_candidates_at_their_depth() -> None:
 
 
 def test_what_is_passed_over_of_a_chain_stays_open_and_is_left_behind() -> None:
-    """Only leaves are pruned; the frontier has a chain's steps from the tree's depth on."""
+    """Only leaves are pruned, so an inner step of a chain that gets no child stays open."""
     chain = [(0, "a", STEP, 0.0), (1, "b", STEP, 0.0), (2, "c", END, 0.5)]
     tree = tree_of(*chain, (0, "x", STEP, 1.0))
     assert policy(3, 1).plan(tree) == Round({4: 2})
 
 
 def test_enough_seeds_need_no_new_first_steps() -> None:
-    """Two places, three chains: they are dealt over the chains' first steps at once."""
+    """With three chains two places go to the chains' first steps at once."""
     chains = [(0, t, STEP, r) for t, r in (("a", 0.9), ("b", 0.1), ("c", 0.1))]
     ends = [(i, "z", END, 0.5) for i in (1, 2, 3)]
     tree = tree_of(*chains, *ends)
@@ -118,12 +118,12 @@ def test_a_dead_chain_takes_its_place_along() -> None:
         ("112", 1.0, False),
         ("112", 0.66, True),
         ("112", 0.67, False),
-        ("11-", 1.0, False),  # who says nothing agrees with nobody
-        ("1", 1.0, False),  # nor is one a majority
+        ("11-", 1.0, False),  # a chain without an answer agrees with none
+        ("1", 1.0, False),  # one chain is no majority
     ],
 )
 def test_agreement_by_hand(answers: str, agreement: float, agreed: bool) -> None:
-    """The share of all chains that have one answer."""
+    """Agreement is the share of all chains that have the commonest answer."""
     tree = tree_of(*((0, answer, END, 0.5) for answer in answers))
     classes = {a: [n for n in tree.finished() if n.text == a] for a in set(answers) - {"-"}}
     adaptive = policy(8, len(answers), agreement)
@@ -132,7 +132,7 @@ def test_agreement_by_hand(answers: str, agreement: float, agreed: bool) -> None
 
 
 async def test_chains_that_agree_are_all_there_is() -> None:
-    """Four of width 16, answered; with another vote of one of them there is a tree."""
+    """Four equal chains of width 16 end the search; with one different answer a tree is grown."""
     spec = SearchSpec(policy="adaptive", width=16, seed=1)
     outcome = await grow(ScriptedEngine(lambda b: "The answer is 1."), spec)
     assert outcome.stop_reason is StopReason.ANSWERED
@@ -146,7 +146,7 @@ async def test_chains_that_agree_are_all_there_is() -> None:
 
 
 async def test_answers_that_are_spelled_differently_agree() -> None:
-    """As the vote compares them."""
+    """Answers are compared by ``same_answer``, as in the vote."""
     halves = ScriptedEngine(lambda b: f"The answer is {('0.5', '1/2')[b.child % 2]}.")
     spec = SearchSpec(policy="adaptive", width=16, seed=1)
     apart = await grow(halves, spec)
@@ -162,7 +162,7 @@ def two_steps(branch: Branch) -> str:
 
 
 async def test_the_chains_vote_along() -> None:
-    """All sixteen have a voice, the four chains among them, and the four are not drawn again."""
+    """All sixteen trajectories vote, the four chains among them, which are not drawn again."""
     outcome = await grow(ScriptedEngine(two_steps), SearchSpec(policy="adaptive", width=16, seed=2))
     assert sum(answer.count for answer in outcome.answers) == 16
     assert len(outcome.tree[ROOT].children) == 4 + 12 - 4
@@ -184,8 +184,8 @@ dials = st.fixed_dictionaries(
 async def test_whatever_is_said_the_width_holds_and_the_dead_stay_dead(
     dials: dict[str, int], engine: ScriptedEngine
 ) -> None:
-    """No round is wider than what is left; nothing grows below what a hint called dead; a tree read
-    from a file is planned on as the one that was grown."""
+    """No round is wider than the width; nothing grows below a node that a hint called dead; a tree
+    read from JSON has the same plan as the original."""
     events: list[Event] = []
     fields = {"policy": "adaptive", "max_depth": 6, **dials}
     outcome = await grow(engine, SearchSpec.model_validate(fields), listen=events.append)

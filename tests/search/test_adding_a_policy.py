@@ -1,4 +1,4 @@
-"""The policy that CONTRIBUTING.md shows works as it says."""
+"""The policy that CONTRIBUTING.md shows works as described there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a tree lost, on trees drawn by hand."""
+"""Lineages, twins and judged steps of a tree, on trees made by hand."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def two_lineages() -> Tree:
 
 
 def test_lineages_worked_by_hand() -> None:
-    """``a`` and ``z`` live at depth 1, and to the end: one has a step there, the other finished."""
+    """``a`` and ``z`` live at every depth: ``a`` has a step there, ``z`` finished at depth 1."""
     assert lineages_by_depth(two_lineages()) == [2, 2, 2]
     assert lineages_by_depth(row(0.1, 0.2, 0.3)) == [3]
     assert lineages_by_depth(tree_of()) == []
@@ -67,7 +67,7 @@ def test_twins_count_once() -> None:
 
 
 def test_labels_and_judged_steps_worked_by_hand() -> None:
-    """``cc`` is wrong, and so is all below it; its child is no step below right ones."""
+    """``cc`` and all below it are wrong; its child is not judged, since its parent is wrong."""
 
     def check(text: str) -> list[bool]:
         steps = text.replace("cc", "c")
@@ -86,7 +86,7 @@ def test_labels_and_judged_steps_worked_by_hand() -> None:
 
 
 def test_paths_that_a_checker_cuts_otherwise_have_no_labels() -> None:
-    """Steps by length are none of the checker's; a checker without steps knows nothing."""
+    """A path has no labels where the checker sees another number of steps."""
     assert step_labels(two_lineages(), lambda text: [True]) == {1: True, 4: True}
     assert step_labels(two_lineages(), lambda text: ()) == {}
 
@@ -117,6 +117,6 @@ rewards = st.lists(st.integers(0, 20).map(lambda i: i / 20), min_size=1, max_siz
 
 @given(rewards, rewards)
 def test_auc_is_the_share_of_pairs(right: list[float], wrong: list[float]) -> None:
-    """Counted pair by pair."""
+    """AUC equals the share of right-wrong pairs in order, ties counting half."""
     pairs = [(r > w) + (r == w) / 2 for r in right for w in wrong]
     assert auc(steps_of(right, wrong)) == pytest.approx(sum(pairs) / len(pairs))

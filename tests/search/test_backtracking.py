@@ -1,4 +1,4 @@
-"""What holds of every backtracking search, whatever is said and scored."""
+"""Properties of every backtracking search, for any steps and rewards."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BOTH = pytest.mark.parametrize("policy", BACKTRACKING)
 
 
 async def run(engine: ScriptedEngine, **dials: object) -> tuple[Outcome, list[Event]]:
-    """A search and its events."""
+    """Run a search; its outcome and events."""
     events: list[Event] = []
     outcome = await grow(
         engine,
@@ -56,7 +56,7 @@ dials = st.fixed_dictionaries(
 async def test_no_bound_is_ever_exceeded(
     policy: str, dials: dict[str, int], engine: ScriptedEngine
 ) -> None:
-    """Leaves a round, expansions, children an expansion, width; children count on from the last."""
+    """Leaves a round, expansions, children an expansion and width hold; child indices go on."""
     outcome, events = await run(engine, policy=policy, **dials)
     tree, branch = outcome.tree, dials["branch"]
     rounds = Counter(event.round for event in events if isinstance(event, Selected))
@@ -80,7 +80,7 @@ async def test_no_bound_is_ever_exceeded(
 async def test_the_dead_stay_dead(
     policy: str, dials: dict[str, int], engine: ScriptedEngine
 ) -> None:
-    """Nothing grows at or below a node that a hint called dead, and all else that is open may."""
+    """Nothing grows at or below a node that a hint called dead, and no such node may still grow."""
     outcome, _ = await run(engine, policy=policy, **dials)
     tree = outcome.tree
     spec = SearchSpec.model_validate({"policy": policy, **dials})
@@ -95,7 +95,7 @@ async def test_the_dead_stay_dead(
 async def test_same_tree_same_plan(
     policy: str, dials: dict[str, int], engine: ScriptedEngine
 ) -> None:
-    """A policy has no memory: a tree read from a file is planned on as the one that was grown."""
+    """A policy has no memory: a tree read from JSON has the same plan as the original."""
     outcome, _ = await run(engine, policy=policy, **dials)
     spec, reloaded = outcome.spec, from_json(to_json(outcome.tree))
     plan = POLICIES[spec.policy](spec).plan(outcome.tree)
@@ -104,7 +104,7 @@ async def test_same_tree_same_plan(
 
 @BOTH
 async def test_it_goes_back(policy: str) -> None:
-    """Some round grows a node that was open, and passed over, for at least two rounds."""
+    """Some round grows an open node that at least two rounds had passed over."""
     outcome, events = await run(ScriptedEngine(), policy=policy, width=40, enough_answers=40)
     born, waits = {ROOT: 0}, []
     for event in events:
@@ -118,7 +118,7 @@ async def test_it_goes_back(policy: str) -> None:
 
 @BOTH
 async def test_nothing_finished_is_said_so(policy: str) -> None:
-    """Two expansions of a task of many steps: no reply, and the expansions were the reason."""
+    """After two expansions of a long task there is no reply, and WIDTH_SPENT is the reason."""
     engine = ScriptedEngine(say=lambda b: f"s{len(b.tokens)}\n\n")
     outcome, _ = await run(engine, policy=policy, expansions=2, max_depth=9)
     assert (outcome.stop_reason, outcome.chosen) == (StopReason.WIDTH_SPENT, None)
@@ -127,7 +127,7 @@ async def test_nothing_finished_is_said_so(policy: str) -> None:
 
 @BOTH
 async def test_a_full_width_has_the_reasons_of_any_search(policy: str) -> None:
-    """All ended by themselves, or some were cut at the depth."""
+    """The reason is ANSWERED if all replies ended, DEPTH if some were cut at ``max_depth``."""
     answered, _ = await run(
         ScriptedEngine(say=lambda _: "The answer is 1."), policy=policy, width=3
     )
@@ -139,7 +139,7 @@ async def test_a_full_width_has_the_reasons_of_any_search(policy: str) -> None:
 
 @BOTH
 async def test_kv_counts_every_path_that_may_be_returned_to(policy: str) -> None:
-    """Three open first steps of 4 tokens, prompt of 1: 13, though only some of them are next."""
+    """Three open first steps of 4 tokens and a prompt of 1 are 13, though only one grows next."""
 
     def say(branch: Branch) -> str:
         return f"{branch.child}{len(branch.tokens) % 10}\n\n"

@@ -19,7 +19,7 @@ ONE = BestFirst(64, parallel=1)
 
 
 def visits_of(tree: Tree) -> VisitCounts:
-    """Its statistics."""
+    """The visit counts of a tree for best-first search."""
     return VisitCounts.of(tree, "best_first", lambda node: node.state is NodeState.FINISHED, 1)
 
 
@@ -46,9 +46,9 @@ def test_it_begins_at_the_root() -> None:
 
 
 def test_the_path_goes_on_and_the_rest_of_the_round_explores() -> None:
-    """1 is the best child; 2 is worth c * sqrt(1 + 2) * 0.6 / 2, 3 as much with 0.5.
+    """1 is the best child; 2 is worth c * sqrt(1 + 2) * 0.6 / 2, 3 the same with 0.5.
 
-    N of the root is 1 and the virtual visit on the way to 1.
+    N of the root is 1 plus the virtual visit on the way to 1.
     """
     tree = row(0.9, 0.6, 0.5)
     assert ONE.plan(tree) == Round({1: 3})
@@ -65,7 +65,7 @@ def test_the_path_goes_on_and_the_rest_of_the_round_explores() -> None:
 )
 @pytest.mark.parametrize("rewards", [(0.9, 0.6, 0.5), (0.2, 0.2, 0.2), (0.1, 0.9)])
 def test_a_round_is_the_front_of_the_outlook(rewards: tuple[float, ...]) -> None:
-    """However many leaves a round takes, they are the next ones that were foreseen."""
+    """A round of any number of leaves takes the first ones of the expansion order."""
     tree = row(*rewards)
     ahead = [node.id for node in BestFirst(64).expansion_order(tree)]
     assert sorted(ahead) == [leaf.id for leaf in tree.leaves()]
@@ -81,7 +81,7 @@ def test_a_tie_goes_to_the_lower_id() -> None:
 
 
 def test_an_exploited_path_stops_early() -> None:
-    """1 led its siblings, its best child has 0.5 < 0.8 * 0.9: back to 2.
+    """1 is the best of its siblings, but its best child has 0.5 < 0.8 * 0.9: back to 2.
 
     At a share of 0.5 (0.45) the path goes on.
     """
@@ -93,9 +93,9 @@ def test_an_exploited_path_stops_early() -> None:
 
 
 def test_an_explored_path_is_taken_deep() -> None:
-    """2 did not lead, its best child has 0.6: the mean of 1 and 2 is 0.75, and 0.8 of it 0.6.
+    """2 is not the best; its best child has 0.6, and 0.8 of the mean of 1 and 2, 0.75, is 0.6.
 
-    At a share of 0.9 (0.675) it is not taken; the open leaf with the highest reward is 3 then.
+    At a share of 0.9 (0.675) it does not go on; then 3 is the open leaf with the highest reward.
     """
     tree = tree_of(
         (0, "a", STEP, 0.9),
@@ -130,14 +130,14 @@ def test_backtracking_prefers_where_answers_were_found() -> None:
 
 
 def test_what_was_said_before_comes_last() -> None:
-    """2 says what 1 says: though worth more than 3 it waits until no new leaf is left."""
+    """2 repeats 1's step: though worth more than 3 it waits until no new leaf is left."""
     tree = tree_of((0, "a", STEP, 0.9), (0, "a", STEP, 0.9), (0, "b", STEP, 0.1))
     assert BestFirst(64, parallel=2).plan(tree) == Round({1: 3, 3: 3})
     assert BestFirst(64, parallel=3).plan(tree) == Round({1: 3, 2: 3, 3: 3})
 
 
 def test_an_old_leaf_beats_nobody() -> None:
-    """One answer is enough, and the only better open leaf says what a grown one has said."""
+    """One answer is enough, since the only better open leaf repeats the step of a grown one."""
     tree = tree_of(
         (0, "a", STEP, 0.9), (0, "a", STEP, 0.9), (0, "b", END, 0.8), (1, "c", STEP, 0.1)
     )
@@ -145,9 +145,9 @@ def test_an_old_leaf_beats_nobody() -> None:
 
 
 def test_enough_answers_that_nothing_open_beats() -> None:
-    """Two answers are enough: an open leaf as good as the best is no reason to go on.
+    """Two answers are enough: the search goes on only for an open leaf better than the best.
 
-    A trajectory cut at the depth is no answer.
+    A trajectory that is cut at the depth does not count as an answer.
     """
     policy = BestFirst(64, enough=2)
     two = ((0, "a", END, 0.7), (0, "b", END, 0.9))
@@ -159,7 +159,7 @@ def test_enough_answers_that_nothing_open_beats() -> None:
 
 
 def test_a_reward_of_zero_is_a_reward() -> None:
-    """An open leaf of 0 is no reason to go on, and an answer of 0 none to stop; after a step of 0
+    """With an open leaf of 0 the search stops, with an answer of 0 it goes on; after a step of 0
     the mean is 0, which any path reaches."""
     policy = BestFirst(64, enough=1)
     assert policy.plan(tree_of((0, "a", END, 0.5), (0, "b", STEP, 0.0))) is None
@@ -180,7 +180,7 @@ def test_expansions_are_a_budget() -> None:
 
 
 def test_the_width_is_never_exceeded() -> None:
-    """One is left: the best leaf gets one child. None is left: nothing, for no other reason."""
+    """With one trajectory left the best leaf gets one child; with none left there is no plan."""
     tree = tree_of((0, "a", END, 0.1), (0, "b", STEP, 0.8), (0, "c", STEP, 0.9))
     assert BestFirst(2).plan(tree) == Round({3: 1})
     assert BestFirst(1).plan(tree) is None

@@ -1,4 +1,4 @@
-"""Every way a search can stop by itself, and that budgets are exact."""
+"""Every reason for which a search stops by itself; budgets are exact."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from tests.search.scripted_engine import ScriptedEngine, grow
 
 
 async def run(engine: ScriptedEngine, *, context: int | None = None, **dials: object) -> Outcome:
-    """A search of the one-token prompt ``Q``."""
+    """Run a search of the one-token prompt ``Q``."""
     spec = SearchSpec.model_validate({"seed": 3, **dials})
     return await grow(engine, spec, context_tokens=context)
 
 
 def chain(steps: int) -> ScriptedEngine:
-    """Every branch says ``steps`` steps of four tokens, then the answer."""
+    """An engine whose every branch has ``steps`` steps of four tokens, then the answer."""
 
     def say(branch: Branch) -> str:
         count = (len(branch.tokens) - 1) // 4
@@ -43,12 +43,12 @@ def chain(steps: int) -> ScriptedEngine:
     ],
 )
 def test_what_may_end_a_search_early(dials: dict[str, object], *, early: bool) -> None:
-    """Each budget, deadline and consensus; without any the policy alone."""
+    """Each budget, the deadline and consensus may; without them only the policy ends a search."""
     assert may_end_early(SearchSpec.model_validate(dials)) is early
 
 
 async def test_answered() -> None:
-    """All of the width ended by itself."""
+    """All trajectories of the width ended by themselves."""
     assert (await run(chain(2), width=4)).stop_reason is StopReason.ANSWERED
 
 
@@ -62,12 +62,12 @@ async def test_depth() -> None:
 
 
 async def test_a_step_that_ends_at_the_last_depth_is_no_cut() -> None:
-    """The answer in step three of three: answered."""
+    """An answer in step three of three gives ANSWERED."""
     assert (await run(chain(2), width=2, max_depth=3)).stop_reason is StopReason.ANSWERED
 
 
 async def test_width_spent_by_trajectory_limits() -> None:
-    """A trajectory never exceeds ``trajectory_tokens``: its last step is asked to be shorter."""
+    """A trajectory never exceeds ``trajectory_tokens``: its last step has a lower limit."""
     engine = chain(9)
     outcome = await run(engine, width=1, trajectory_tokens=10, max_step_tokens=8)
     assert [b.limit for call in engine.expanded for b in call] == [8, 6, 2]
@@ -77,7 +77,7 @@ async def test_width_spent_by_trajectory_limits() -> None:
 
 
 async def test_width_spent_by_dead_branches() -> None:
-    """Every branch empty: nothing finished, nothing open; the reply is what was said before."""
+    """Every branch is empty: nothing is finished or open, and the reply is the last open path."""
     outcome = await run(ScriptedEngine(say=lambda _: "\n\n"), width=3)
     assert outcome.stop_reason is StopReason.WIDTH_SPENT
     assert (outcome.chosen, outcome.answer, outcome.text) == (ROOT, None, "")
@@ -85,7 +85,7 @@ async def test_width_spent_by_dead_branches() -> None:
 
 
 async def test_a_finished_part_of_the_width_is_not_all_of_it() -> None:
-    """One of two ended, the other died: the width was not answered, but the answer counts."""
+    """One of two ended, the other died: the reason is WIDTH_SPENT, but the answer counts."""
     engine = ScriptedEngine(say=lambda b: "\n\n" if b.child else "The answer is 1.")
     outcome = await run(engine, width=2)
     assert (outcome.stop_reason, outcome.answer) == (StopReason.WIDTH_SPENT, "1")
@@ -99,14 +99,14 @@ async def test_the_context_bounds_a_trajectory() -> None:
 
 
 async def test_the_context_is_the_engines_by_default() -> None:
-    """Without a smaller bound the engine's own holds."""
+    """Without ``context_tokens`` the engine's own context is the limit."""
     engine = chain(9)
     engine.context_tokens = 6
     assert (await run(engine, width=1)).tree.generated_tokens == 5
 
 
 async def test_a_prompt_that_fills_the_context_is_refused() -> None:
-    """Both sizes are named, and the engine is not asked."""
+    """The error names both sizes, and the engine is not called."""
     engine = chain(1)
     with pytest.raises(PrefixTooLong, match="prompt: 1 tokens; the context holds 1"):
         await run(engine, context=1)
@@ -114,7 +114,7 @@ async def test_a_prompt_that_fills_the_context_is_refused() -> None:
 
 
 async def test_kv() -> None:
-    """Two open chains hold 1 + 2*4 tokens after a round: above 8 the search ends there."""
+    """Two open chains hold 1 + 2*4 tokens after a round: with a budget of 8 the search ends."""
 
     def say(branch: Branch) -> str:
         return f"{branch.child}{len(branch.tokens)}\n\n"
@@ -126,7 +126,7 @@ async def test_kv() -> None:
 
 
 async def test_kv_counts_equal_prefixes_once() -> None:
-    """Two chains that say the same hold 1 + 4 tokens together, as they do in an engine."""
+    """Two chains with equal steps hold 1 + 4 tokens together, as they do in an engine."""
     outcome = await run(chain(5), policy="best_of_n", width=2, max_kv_tokens=4)
     assert (outcome.stop_reason, outcome.stats.rounds) == (StopReason.KV, 1)
     outcome = await run(chain(5), policy="best_of_n", width=2, max_kv_tokens=5)
@@ -134,7 +134,7 @@ async def test_kv_counts_equal_prefixes_once() -> None:
 
 
 async def test_max_tokens_commits_children_in_order_while_they_fit() -> None:
-    """Three children of four tokens in a budget of 11: two are kept, unscored work is not asked."""
+    """Of three children of four tokens a budget of 11 keeps two."""
     engine = chain(5)
     outcome = await run(engine, width=3, max_tokens=11)
     assert outcome.stop_reason is StopReason.MAX_TOKENS
@@ -143,7 +143,7 @@ async def test_max_tokens_commits_children_in_order_while_they_fit() -> None:
 
 
 async def test_max_tokens_met_exactly_stops_before_another_round() -> None:
-    """Twelve of twelve: nothing more is drawn."""
+    """When twelve of twelve tokens are spent nothing more is drawn."""
     engine = chain(5)
     outcome = await run(engine, width=3, max_tokens=12)
     assert (outcome.stop_reason, len(engine.expanded)) == (StopReason.MAX_TOKENS, 1)
@@ -151,7 +151,7 @@ async def test_max_tokens_met_exactly_stops_before_another_round() -> None:
 
 
 async def test_a_budget_that_the_last_round_fills_is_not_the_reason() -> None:
-    """Whichever is met first: the answer is complete when the last token is spent."""
+    """The reason is ANSWERED if the answer is complete when the last token is spent."""
     free = await run(chain(1), width=2)
     bounded = await run(chain(1), width=2, max_tokens=free.tree.generated_tokens)
     assert bounded.stop_reason is StopReason.ANSWERED
@@ -159,7 +159,7 @@ async def test_a_budget_that_the_last_round_fills_is_not_the_reason() -> None:
 
 
 async def test_finished_trajectories_vote_when_a_budget_ends_the_search() -> None:
-    """The best so far comes back."""
+    """The outcome has the best answer so far."""
     engine = ScriptedEngine(say=lambda b: "s\n\n" if b.child else "The answer is 1.")
     outcome = await run(engine, policy="best_of_n", width=2, max_tokens=20)
     assert (outcome.stop_reason, outcome.answer) == (StopReason.MAX_TOKENS, "1")
@@ -169,7 +169,7 @@ async def test_finished_trajectories_vote_when_a_budget_ends_the_search() -> Non
 async def test_a_budget_met_before_anything_finished_leaves_the_best_path(
     budget: dict[str, int],
 ) -> None:
-    """Of three first steps the one with the highest reward; there is no answer in it."""
+    """The outcome is the first step with the highest reward, without an answer."""
     engine = chain(5)
     engine.score_of = lambda texts: {"0": 0.2, "1": 0.7, "2": 0.6}[texts[-1][0]]
     engine.say = lambda branch: f"{branch.child}s\n\n"

@@ -15,7 +15,7 @@ CHAINS = pytest.mark.parametrize("policy", [BestOfN, SelfConsistency])
 
 @CHAINS
 def test_every_chain_goes_on_by_one_step(policy: type[BestOfN | SelfConsistency]) -> None:
-    """First the root to the width; then one child for each open leaf, whatever its reward."""
+    """The root gets the width in children; then each open leaf gets one, whatever its reward."""
     assert policy(3).plan(tree_of()) == Round({0: 3})
     assert policy(3).plan(row(0.1, None, 0.9)) == Round({1: 1, 2: 1, 3: 1})
 
@@ -24,7 +24,7 @@ def test_every_chain_goes_on_by_one_step(policy: type[BestOfN | SelfConsistency]
 def test_a_dead_chain_leaves_its_share_to_the_others(
     policy: type[BestOfN | SelfConsistency],
 ) -> None:
-    """Of five chains one was born empty, one has ended: three leaves share four, low ids first."""
+    """Of five chains one died empty, one has ended: three leaves share four, low ids first."""
     lines = [(0, "a", STEP, None)] * 3
     tree = tree_of(*lines, (0, "\n\n", Finish.EMPTY, None), (0, "z", END, None))
     assert policy(5).plan(tree) == Round({1: 2, 2: 1, 3: 1})

@@ -20,7 +20,7 @@ def at(*degrees: float) -> list[tuple[float, ...]]:
 
 def test_average_linkage_worked_by_hand() -> None:
     """At 0, 20 and 50 degrees: 0 and 20 join at 1 - cos 20 = .060; that pair and 50 at the mean of
-    1 - cos 50 = .357 and 1 - cos 30 = .134, which is .246 (single linkage would say .134)."""
+    1 - cos 50 = .357 and 1 - cos 30 = .134, which is .246 (single linkage would give .134)."""
     assert cluster(at(0, 20, 50), 0.05) == [0, 1, 2]
     assert cluster(at(0, 20, 50), 0.07) == [0, 0, 1]
     assert cluster(at(0, 20, 50), 0.24) == [0, 0, 1]
@@ -28,7 +28,7 @@ def test_average_linkage_worked_by_hand() -> None:
 
 
 def test_clusters_are_numbered_by_first_appearance() -> None:
-    """Equal vectors are one point, wherever they stand."""
+    """Numbers follow the input's order; equal vectors always have the same one."""
     assert cluster(at(90, 0, 90, 180, 1), 0.01) == [0, 1, 0, 2, 1]
     assert cluster(at(7, 7, 7), 0.0) == [0, 0, 0]
     assert cluster([], 0.1) == []
@@ -46,7 +46,7 @@ def test_entries_are_compared_as_the_whole_numbers_they_stand_for() -> None:
 
 
 def test_a_cosine_that_rounds_to_more_than_one_is_no_negative_distance() -> None:
-    """As of (1, 1, 1) and its double: SciPy refuses negative ones."""
+    """(1, 1, 1) and its double have such a cosine; SciPy refuses negative distances."""
     assert cluster([(0.0001,) * 3, (0.0002,) * 3], 0.0) == [0, 0]
 
 
@@ -61,7 +61,7 @@ def test_a_vector_of_zeros_is_unlike_all_others() -> None:
 def test_order_and_length_change_no_cluster(
     raw_vectors: list[tuple[float, float, float]], threshold: float, seed: int
 ) -> None:
-    """At threshold 2 all are one; longer vectors are the same points; the same call, the same."""
+    """Scaled vectors are the same points, equal points share a cluster, calls are repeatable."""
     points = rounded(raw_vectors)
     assert rounded([tuple(4.0 * x for x in vector) for vector in raw_vectors]) == points
     labels = cluster(points, threshold)
@@ -73,7 +73,7 @@ def test_order_and_length_change_no_cluster(
 
 
 def test_the_largest_and_the_smallest_vectors_have_a_direction() -> None:
-    """Their squares are beyond a double's range; they are the points that (1, 1) is."""
+    """Their squares are beyond a double's range; they give the same point as (1, 1)."""
     for size in (5e-324, 1e-200, 1e200, 1.7e308):
         assert rounded([(size, size), (1.0, 1.0)]) == [(0.7071, 0.7071)] * 2
 
@@ -96,6 +96,6 @@ def test_entries_are_whole_numbers_of_ten_thousandths() -> None:
     ],
 )
 def test_unfit_vectors_are_refused(entries: list[tuple[float, ...]], message: str) -> None:
-    """One size, finite numbers."""
+    """Vectors must have one size and finite numbers."""
     with pytest.raises(ValueError, match=message):
         rounded(entries)

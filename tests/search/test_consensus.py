@@ -25,7 +25,7 @@ from tests.search.trees import END, STEP, Line, tree_of
 def met(
     tree: Tree, vote: VoteName, consensus: object, growing: tuple[int, ...] = (0,), **dials: object
 ) -> bool:
-    """Whether a tree, whose finished texts are their answers, is settled at this width."""
+    """Whether a tree is settled under the spec's fields; a text's last character is its answer."""
     spec = SearchSpec.model_validate({"vote": vote, "consensus": consensus, **dials})
     return consensus_met(tree, spec, AnswerClasses(lambda text: text[-1]).of(tree), growing)
 
@@ -50,12 +50,12 @@ def votes(answers: str) -> Tree:
         ("baa", 4, False),  # 2 : 2, and b came first
         ("abbb", 5, True),  # 3 : 2
         ("abbb", 6, False),  # 3 : 3, and a came first
-        ("aaa", 3, False),  # nothing is out: the search ends by itself
-        ("", 3, False),  # nothing is in
+        ("aaa", 3, False),  # no vote is missing: the search ends by itself
+        ("", 3, False),  # there is no vote yet
     ],
 )
 def test_certain_under_majority(answers: str, width: int, settled: bool) -> None:
-    """Every vote still out goes to one rival; equal classes go to the lowest id."""
+    """At worst every missing vote goes to one rival; of equal classes the lowest id wins."""
     assert met(votes(answers), "majority", "certain", width=width) is settled
 
 
@@ -75,7 +75,7 @@ def test_certain_under_majority(answers: str, width: int, settled: bool) -> None
 def test_certain_under_weighted_majority(
     pairs: list[tuple[str, float]], width: int, settled: bool
 ) -> None:
-    """A trajectory still out weighs at most 1; ties go to more members, then the lowest id."""
+    """An unfinished trajectory weighs at most 1; ties go to more members, then the lowest id."""
     assert met(tree_of(*ends(*pairs)), "weighted_majority", "certain", width=width) is settled
 
 
@@ -89,7 +89,7 @@ def test_certain_under_weighted_majority(
     ],
 )
 def test_certain_under_best_last(pairs: list[tuple[str, float]], settled: bool) -> None:
-    """The last reward of a trajectory still out can be 1, whatever came before."""
+    """The last reward of an unfinished trajectory can be 1, whatever its other rewards are."""
     assert met(tree_of(*ends(*pairs)), "best_last", "certain", width=len(pairs) + 1) is settled
 
 
@@ -97,12 +97,12 @@ def test_certain_under_best_last(pairs: list[tuple[str, float]], settled: bool) 
     ("vote", "reward", "settled"),
     [
         ("best_min", 0.51, True),  # the open leaf's path holds a .5 already
-        ("best_min", 0.5, True),  # a tie goes to who came first
+        ("best_min", 0.5, True),  # a tie goes to the first
         ("best_min", 0.49, False),
         ("best_prod", 0.41, True),  # .5 * .8 = .4
         ("best_prod", 0.39, False),
         ("best_mean", 0.83, True),  # (.5 + .8 + 1 + 1)/4 = .825 with two steps to come
-        ("best_mean", 0.825, False),  # of means that may come to be equal none has won
+        ("best_mean", 0.825, False),  # a mean that may be tied has not won
         ("best_mean", 0.82, False),
     ],
 )
@@ -115,14 +115,14 @@ def test_paths_that_look_at_every_step_bound_what_is_out(
 
 
 def test_a_step_without_a_reward_is_named() -> None:
-    """With the vote that needs it, as when the vote is held."""
+    """The error names the node and the vote that needs its reward, as the vote itself does."""
     tree = tree_of((0, "a", END, 0.6), (0, "s", STEP, None))
     with pytest.raises(RewardMissing, match="node 2 has no reward; vote best_min needs one"):
         met(tree, "best_min", "certain", (2,), width=2)
 
 
 def test_what_will_not_grow_is_out_of_the_race() -> None:
-    """Leaf 2 could still reach .9, unless it is given up; leaf 3 cannot pass .4."""
+    """Leaf 2 could still reach .9 unless it is pruned; leaf 3 cannot pass .4."""
     tree = tree_of((0, "a", END, 0.6), (0, "s", STEP, 0.9), (0, "t", STEP, 0.4))
     assert met(tree, "best_min", "certain", (3,), width=2) is True
     assert met(tree, "best_min", "certain", (2, 3), width=2) is False
@@ -131,8 +131,8 @@ def test_what_will_not_grow_is_out_of_the_race() -> None:
 async def test_what_the_plan_prunes_is_given_up() -> None:
     """Leaf ``u`` could still beat the answer's .4, but the third plan prunes it; ``t`` cannot.
 
-    Of width 5 one child ended, two died; then ``b`` has three children and ``a`` one, of which two
-    ended; the two places left go to ``t``, whose last reward is the best, and whose minimum is .1.
+    Of width 5 one child ended, two died; then ``b`` has three children, of which two end, and ``a``
+    one; the two places left go to ``t``, whose last reward is the best, and whose minimum is .1.
     """
     replies = {
         "Q": ["The answer is 1.", "a\n\n", "b\n\n", "\n\n", "\n\n"],
@@ -162,7 +162,7 @@ def test_the_posterior_is_the_integral_of_the_beta_density(first: int, second: i
 
 
 def test_the_posterior_by_hand() -> None:
-    """After one draw 3/4; equal counts tell nothing; four to none is 31/32."""
+    """After one vote it is 3/4, for equal counts 1/2, for four votes to none 31/32."""
     assert [posterior(1, 0), posterior(3, 3), posterior(4, 0)] == [0.75, 0.5, 31 / 32]
 
 
@@ -181,27 +181,27 @@ def test_the_posterior_by_hand() -> None:
 def test_a_threshold_compares_the_two_leading_classes(
     answers: str, threshold: float, settled: bool
 ) -> None:
-    """Members count, whatever they weigh."""
+    """The posterior counts members, whatever their weights."""
     assert met(votes(answers), "majority", threshold, width=40) is settled
 
 
 def test_a_leader_by_weight_that_is_outnumbered_is_not_settled() -> None:
-    """One strong a leads three weak b: of that the counts are no evidence."""
+    """One strong a leads three weak b, which the counts do not support."""
     tree = tree_of(*ends(("a", 0.9), ("b", 0.1), ("b", 0.1), ("b", 0.1)))
     assert met(tree, "weighted_majority", 0.55, width=40) is False
 
 
 @pytest.mark.parametrize("value", ["sure", 0.5, 1.0, 1, True, "0.9", float("nan")])
 def test_other_values_are_refused(value: object) -> None:
-    """What is allowed is said."""
+    """The error says what is allowed."""
     with pytest.raises(ValidationError, match=r"must be 'certain' or a number between 0\.5 and 1"):
         SearchSpec.model_validate({"consensus": value})
 
 
 @pytest.mark.parametrize(("sure", "settled"), [(0.9, True), (0.6, False)])
 def test_certain_by_confidence(sure: float, settled: bool) -> None:
-    """Two of ``a`` are in, one is out, which may be as sure as can be: 1.8 or
-    1.2 to the 1.3 that ``b`` may come to."""
+    """Two of ``a`` and one of ``b`` have finished; the missing one may have confidence 1, so that
+    1.8 or 1.2 stands against 1.3 for ``b``."""
     tree = tree_of(
         *((0, answer, END, None) for answer in "aab"),
         logprobs=(log(sure), log(sure), log(0.3)),
@@ -211,7 +211,7 @@ def test_certain_by_confidence(sure: float, settled: bool) -> None:
 
 
 def test_a_threshold_needs_a_vote_that_counts() -> None:
-    """The best reply of all is not the likeliest one."""
+    """A threshold is refused for votes that choose the best reply without counting."""
     with pytest.raises(ValidationError, match="a probability goes with votes that count"):
         SearchSpec(vote="best_last", consensus=0.9)
     SearchSpec(vote="best_last", consensus="certain")
@@ -221,7 +221,7 @@ def test_a_threshold_needs_a_vote_that_counts() -> None:
 
 
 async def run(spec: SearchSpec, ending: int, coarse: int) -> Outcome:
-    """A search in which a step in a hundred ends at that rate, with answers of three kinds."""
+    """A search in which ``ending`` per cent of steps end, with answers of three kinds."""
 
     def say(branch: Branch) -> str:
         roll = dice(branch.tokens, branch.seed) % 10_000
@@ -234,7 +234,7 @@ async def run(spec: SearchSpec, ending: int, coarse: int) -> Outcome:
 
 
 async def test_the_search_says_why_it_stopped() -> None:
-    """Two of three agree after the first round: the third is not grown any further."""
+    """Two of three agree after the first round: the third is not continued."""
 
     def say(branch: Branch) -> str:
         return "s\n\n" if branch.child == 2 else "The answer is 1."
@@ -268,7 +268,7 @@ async def test_certain_never_changes_the_answer(
     coarse: int,
     restarts: int,
 ) -> None:
-    """With it the tree is a beginning of the tree without it, and the answer is the same."""
+    """With ``certain`` the tree is a prefix of the tree without it, and the answer is the same."""
     fields = {"policy": policy, "vote": vote, "width": width, "seed": seed, "max_depth": 6}
     spec = SearchSpec.model_validate(fields | {"restarts": restarts, "hopeless_below": 0.5})
     full = await run(spec, ending, coarse)
@@ -280,7 +280,7 @@ async def test_certain_never_changes_the_answer(
 
 
 async def test_certain_does_stop_searches_early() -> None:
-    """Under every vote some of thirty searches end before their time."""
+    """Under every vote some of thirty searches end early."""
     stopped = Counter[str]()
     for vote in VOTE_SCORES:
         for seed in range(30):

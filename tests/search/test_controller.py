@@ -1,4 +1,4 @@
-"""The loop: what is asked of the engine, and what becomes of what it says."""
+"""The search loop: what it requests from the engine, and what it does with the replies."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ PROBLEM = Problem(encode("Q: "), "the question")
 
 
 async def run(engine: ScriptedEngine, **dials: object) -> Outcome:
-    """A search of ``PROBLEM`` with a clock that stands still."""
+    """Run a search of ``PROBLEM`` with a clock that stands still."""
     spec = SearchSpec.model_validate({"seed": 7, **dials})
     return await search(PROBLEM, spec, engine, tree_id="t", answer_of=answer_of, clock=lambda: 0.0)
 
 
 def reply(branch: Branch) -> str:
-    """What the branch has said so far, without the prompt."""
+    """The text of a branch's prefix, without the prompt."""
     return decode(branch.tokens[len(PROBLEM.prompt) :])
 
 
 def script(replies: dict[str, list[str]]) -> ScriptedEngine:
-    """An engine whose children say, after each text, these lines by child index."""
+    """An engine that draws ``replies[prefix's text][child index]``."""
     return ScriptedEngine(say=lambda branch: replies[reply(branch)][branch.child])
 
 
 async def test_a_search_worked_by_hand() -> None:
-    """REBASE at width 3: a dies with no child, b and c go on, and the heavier answer wins.
+    """REBASE at width 3: a gets no child, b and c go on, and the answer with more weight wins.
 
     Rewards .1, .9, .9 at T = .2 share 3 as 0, 2, 1. b's children end, c's one child too.
     """
@@ -81,7 +81,7 @@ async def test_a_search_worked_by_hand() -> None:
 async def test_branches_carry_prefix_seed_and_order() -> None:
     """A child's seed follows from the request seed and its path.
 
-    Parents come in id order, although node 2 is the better one and gets more children.
+    Parents come in id order, although node 2 is better and gets more children.
     """
     engine = script({"": ["a\n\n", "b\n\n", "c\n\n"], "a\n\n": ["x"], "b\n\n": ["z", "w"]})
     engine.score_of = lambda texts: {"a\n\n": 0.7, "b\n\n": 0.9}.get(texts[0], 0.0)
@@ -97,7 +97,7 @@ async def test_branches_carry_prefix_seed_and_order() -> None:
 
 
 async def test_trajectories_carry_a_seed_for_a_judge() -> None:
-    """It follows from the request seed and the path, and is not the one the step was drawn by."""
+    """The seed follows from the request seed and the path, and is not that of the step."""
     engine = script({"": ["a\n\n", "b\n\n"], "a\n\n": ["x"], "b\n\n": ["z"]})
     engine.score_of = lambda texts: 0.5
     await run(engine, policy="beam", width=2)
@@ -135,7 +135,7 @@ def test_a_node_that_grows_again_goes_on_counting() -> None:
 )
 @pytest.mark.parametrize(("again", "dead"), [(False, (1, 3)), (True, (3,))])
 def test_dead_is_what_nobody_may_come_back_to(again: bool, dead: tuple[int, ...]) -> None:
-    """The one child of 1 has ended: 3 is dead in any search, 1 unless 1 may grow again."""
+    """The only child of 1, 3, has ended: 3 is dead in any search, 1 unless it may grow again."""
 
     class Returning(BestOfN):
         def frontier(self, tree: Tree) -> list[Node]:
@@ -156,7 +156,7 @@ def test_dead_is_what_nobody_may_come_back_to(again: bool, dead: tuple[int, ...]
 
 
 async def test_past_the_end() -> None:
-    """With ``ignore_eos`` trajectories have the length that was asked for, whatever is drawn."""
+    """With ``ignore_eos`` trajectories reach the greatest depth, whatever is drawn."""
     engine = ScriptedEngine(say=lambda b: "The answer is 1.")
     outcome = await run(engine, policy="best_of_n", width=2, max_depth=3, ignore_eos=True)
     finished = outcome.tree.finished()
@@ -164,7 +164,7 @@ async def test_past_the_end() -> None:
 
 
 async def test_sampling_follows_the_spec() -> None:
-    """Steps end at the delimiter, or after ``step_tokens`` where these are set."""
+    """Steps end at the delimiter, or after ``step_tokens`` if it is set."""
     engine = ScriptedEngine()
     await run(engine, width=1, temperature=0.5, top_p=0.9, max_step_tokens=100)
     assert engine.samplings[0] == Sampling(0.5, 0.9, ("\n\n",), 100, prompt_tokens=3)
@@ -183,7 +183,7 @@ async def test_sampling_follows_the_spec() -> None:
 async def test_same_seed_same_tree_whatever_the_order(
     policy: PolicyName, seed: int, order: int
 ) -> None:
-    """The engine may work off branches in any order: digest, votes and counts are the same."""
+    """The engine may draw branches in any order: digest, answers and KV are the same."""
     shuffled = ScriptedEngine(finish_order=lambda n: sorted(range(n), key=lambda i: dice(order, i)))
     plain = await run(ScriptedEngine(), policy=policy, width=9, seed=seed)
     reordered = await run(shuffled, policy=policy, width=9, seed=seed)
@@ -193,7 +193,7 @@ async def test_same_seed_same_tree_whatever_the_order(
 
 
 async def test_another_seed_another_tree() -> None:
-    """The seed decides."""
+    """Seeds 1 and 2 give different trees."""
     assert (await run(ScriptedEngine(), seed=1)).digest != (
         await run(ScriptedEngine(), seed=2)
     ).digest
@@ -201,7 +201,7 @@ async def test_another_seed_another_tree() -> None:
 
 @pytest.mark.promise("The tree rounds rewards to 1e-4 when they enter it.")
 async def test_noise_on_rewards_changes_nothing() -> None:
-    """Rewards are rounded to 1e-4 when they enter: noise of 1e-7 does not reach the tree."""
+    """Rewards are rounded to 1e-4 on entering the tree, so that noise of 1e-7 changes nothing."""
     noisy = ScriptedEngine(score_of=lambda texts: 0.5 + 1e-7 * (dice(tuple(texts)) % 3 - 1))
     quiet = ScriptedEngine(score_of=lambda _: 0.5)
     assert (await run(noisy)).digest == (await run(quiet)).digest
@@ -210,7 +210,7 @@ async def test_noise_on_rewards_changes_nothing() -> None:
 
 @pytest.mark.promise("A search scores each distinct token prefix once.")
 async def test_equal_paths_are_scored_once() -> None:
-    """Eight children of which six are twins: two paths are asked, all eight have rewards."""
+    """Of eight children only two differ: two paths are scored, all eight have rewards."""
     lines = ["a\n\n", "b\n\n", "a\n\n", "a\n\n", "b\n\n", "a\n\n", "b\n\n", "a\n\n"]
     engine = ScriptedEngine(say=lambda b: "end" if reply(b) else lines[b.child])
     outcome = await run(engine, policy="beam", width=8, beam_width=8)
@@ -237,14 +237,14 @@ async def test_equal_paths_are_scored_once() -> None:
 async def test_only_what_policy_or_vote_needs_is_scored(
     dials: dict[str, object], expected: list[tuple[str, ...]]
 ) -> None:
-    """No reward is computed that nobody reads; a vote over steps has every step scored."""
+    """No unused reward is computed; a vote over steps has every step scored."""
     engine = ScriptedEngine(say=lambda b: "end" if reply(b) else "s\n\n")
     await run(engine, width=2, **dials)
     assert [t.texts for call in engine.scored for t in call] == expected
 
 
 async def test_an_empty_step_is_pruned_and_its_width_returns() -> None:
-    """Of three children one is only a delimiter: unscored, pruned; the next round is three wide."""
+    """Of three children one is only a delimiter: it is pruned unscored; the next round has 3."""
     engine = script({"": ["\n\n", "a\n\n", "b\n\n"], "a\n\n": ["x", "x"], "b\n\n": ["y", "y"]})
     outcome = await run(engine, policy="best_of_n", width=3)
     born = outcome.tree[1]
@@ -262,7 +262,7 @@ async def test_a_step_that_repeats_its_parent_is_pruned() -> None:
 
 
 async def test_a_step_cut_by_length_goes_on() -> None:
-    """LENGTH is no end: the next step takes up where it stopped, and pieces may repeat."""
+    """After LENGTH the next step continues the text, and pieces may repeat."""
     engine = ScriptedEngine(say=lambda b: "aaaaaa" if len(b.tokens) < 9 else "z")
     outcome = await run(engine, policy="best_of_n", width=1, max_step_tokens=3)
     assert [n.finish for n in outcome.tree.nodes[1:]] == [Finish.LENGTH, Finish.LENGTH, Finish.END]
@@ -271,7 +271,7 @@ async def test_a_step_cut_by_length_goes_on() -> None:
 
 
 async def test_a_hint_says_where_the_search_would_turn_if_it_knows() -> None:
-    """Best-first and Monte Carlo search do, their next nodes first; beam search has no order."""
+    """Best-first and MCTS hints begin with the active nodes; beam search's have no outlook."""
     for policy, knows in (("best_first", True), ("mcts", True), ("beam", False)):
         engine = ScriptedEngine()
         await run(engine, policy=policy, width=9)
@@ -281,9 +281,9 @@ async def test_a_hint_says_where_the_search_would_turn_if_it_knows() -> None:
 
 
 async def test_hints_name_values_the_active_and_the_dead() -> None:
-    """Before each round: new rewards, the nodes about to grow, and those that never will again.
+    """Each round's hint has new rewards, the nodes that grow now and those that never will again.
 
-    Beam gives up 1 and draws 4 and 5 below 2, 6 below 3; 4 and 5 end, and 2 with them.
+    Beam prunes 1 and draws 4 and 5 below 2, 6 below 3; 4 and 5 end, and so 2 is dead too.
     """
     engine = script(
         {
@@ -300,25 +300,25 @@ async def test_hints_name_values_the_active_and_the_dead() -> None:
     assert hints == [
         ({}, (0,), ()),
         ({1: 0.1, 2: 0.5, 3: 0.5}, (2, 3), (1,)),
-        ({4: 0.7, 5: 0.7, 6: 0.7}, (6,), (2, 4, 5)),  # 5 says what 4 says: one score
+        ({4: 0.7, 5: 0.7, 6: 0.7}, (6,), (2, 4, 5)),  # 5 repeats 4: one score
     ]
 
 
 async def test_a_seed_must_be_given() -> None:
-    """The search draws no seed of its own."""
+    """A search without a seed is refused."""
     with pytest.raises(ValueError, match="seed: None"):
         await run(ScriptedEngine(), seed=None)
 
 
 def test_a_delimiter_must_be_given() -> None:
-    """A step that ends with nothing would never end."""
+    """An empty delimiter is refused."""
     with pytest.raises(ValueError, match="delimiter: empty"):
         Problem((1,), "q", "")
 
 
 @pytest.mark.parametrize("consensus", [None, "certain"])
 async def test_comparing_answers_does_not_hold_up_the_loop(consensus: str | None) -> None:
-    """A comparison that waits for the event loop's next turn gets it: it runs beside the loop."""
+    """A comparison runs in a thread, so that it can wait for the event loop."""
     turned = threading.Event()
     turns: list[bool] = []
 
@@ -347,7 +347,7 @@ async def test_comparing_answers_does_not_hold_up_the_loop(consensus: str | None
 
 @pytest.mark.parametrize("policy", ["beam", "mcts"])
 async def test_what_is_said_of_a_child_ahead_is_what_the_round_asks(policy: PolicyName) -> None:
-    """Seed and limit of every child follow from its parent's branch; at the last depth none."""
+    """A branch's ``ahead`` gives its children's seeds and limits; at the last depth it is None."""
     engine = ScriptedEngine()
     outcome = await run(engine, policy=policy, width=9, max_depth=4, trajectory_tokens=60)
     branches = {branch.node: branch for call in engine.expanded for branch in call}
@@ -378,7 +378,7 @@ async def test_what_is_said_of_a_child_ahead_is_what_the_round_asks(policy: Poli
     ],
 )
 async def test_an_engine_hears_which_steps_will_follow(spec: dict[str, object], steps: int) -> None:
-    """Where no reward decides and nothing may cut the search short: to the greatest depth."""
+    """``ahead.steps`` goes to the greatest depth if no reward decides and nothing ends a search."""
     branches: list[Branch] = []
 
     def say(branch: Branch) -> str:

@@ -1,4 +1,4 @@
-"""A counter is one declaration: sums, a reply's stats and Prometheus series follow from it."""
+"""A counter is declared once: sums, a reply's stats and Prometheus series follow from that."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from server.prometheus_metrics import EngineSeries
 
 @dataclass(slots=True)
 class MoreCounters(EngineCounters):
-    """Two more than there are, declared and nothing else."""
+    """The engine's counters and two more, which are only declared."""
 
     merged_tokens: int = counter("Tokens that were merged.")
     longest_prefix: int = counter("Longest prefix that was computed again.", maximum=True)
 
 
 def test_a_counter_is_one_declaration() -> None:
-    """It is combined by its rule, is in a reply's stats by its name, and has a series."""
+    """A counter is combined by its rule, is in ``asdict`` by its name, and has a series."""
     first = MoreCounters(decoded_tokens=1, merged_tokens=2, longest_prefix=9)
     both = first + MoreCounters(decoded_tokens=4, merged_tokens=5, longest_prefix=3)
     assert both == MoreCounters(decoded_tokens=5, merged_tokens=7, longest_prefix=9)
@@ -35,7 +35,7 @@ def test_a_counter_is_one_declaration() -> None:
 
 
 def test_counters_of_searches_add_up() -> None:
-    """Nothing comes to zeros; a peak is the highest; what is taken off leaves the peak."""
+    """No counters add up to zeros; peaks take the maximum; subtraction keeps the peak."""
     assert combined(Counters, ()) == Counters()
     several = [Counters(prm_tokens=n, flops=0.5, kv_tokens_peak=n) for n in (3, 7, 5)]
     total = combined(Counters, several)
@@ -46,7 +46,7 @@ def test_counters_of_searches_add_up() -> None:
 
 
 def test_an_engine_counts_what_its_searches_do() -> None:
-    """All of a search's counters, and its own beside them; each has a sentence."""
+    """It has all of a search's counters and its own; each has a help sentence."""
     totals = EngineCounters.of(Counters(decoded_tokens=4), evictions=2, decoded_tokens=5)
     assert totals == EngineCounters(decoded_tokens=5, evictions=2)
     assert all(field.metadata["help"].endswith(".") for field in fields(EngineCounters))

@@ -1,4 +1,4 @@
-"""A search's deadline, by a clock of the test's own."""
+"""A search's deadline, by the test's own clock."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from search.stop import CLOSING_SECONDS, RELEASE_SECONDS, Deadline, TooLate
 
 
 def deadline(now: float, at: float | None) -> Deadline:
-    """A deadline ``at`` a time, seen ``now``."""
+    """A deadline at second ``at``, with a clock that stands at ``now``."""
     return Deadline(lambda: now, at)
 
 
@@ -18,7 +18,7 @@ def same(first: str, second: str) -> bool:
 
 
 def test_seconds_left_to_a_deadline() -> None:
-    """By hand: 2.5 before it, none after it, and what is granted on top in either case."""
+    """2.5 s are left before it, none after it, plus the grace given; None without a deadline."""
     before, after = deadline(10.0, at=12.5), deadline(13.0, at=12.5)
     assert (before.left(), before.left(0.5)) == (2.5, 3.0)
     assert (after.left(), after.left(0.5)) == (0.0, 0.5)
@@ -26,7 +26,7 @@ def test_seconds_left_to_a_deadline() -> None:
 
 
 def test_closing_takes_little_longer_than_the_deadline() -> None:
-    """And never longer than was asked for; without a deadline as long as that."""
+    """Closing is limited by the given maximum too, and by that alone without a deadline."""
     before, after = deadline(10.0, at=12.5), deadline(13.0, at=12.5)
     assert [before.closing(most) for most in (None, 9.0, 1.0)] == [2.5 + CLOSING_SECONDS] * 2 + [
         1.0
@@ -36,14 +36,14 @@ def test_closing_takes_little_longer_than_the_deadline() -> None:
 
 
 def test_an_engine_that_stands_still_is_waited_for_a_moment_only() -> None:
-    """For what the tree cost: not for as long as answers are compared."""
+    """Releasing a tree may take RELEASE_SECONDS, less than comparing answers may."""
     assert deadline(10.0, at=12.5).releasing() == 2.5 + RELEASE_SECONDS
     assert deadline(13.0, at=12.5).releasing() == RELEASE_SECONDS < CLOSING_SECONDS
     assert deadline(10.0, at=None).releasing() is None
 
 
 def test_from_its_deadline_on_a_search_is_too_late() -> None:
-    """At that very time too; never without one."""
+    """``check`` raises TooLate from the deadline on, and never without one."""
     deadline(12.4, at=12.5).check()
     deadline(99.0, at=None).check()
     with pytest.raises(TooLate):
@@ -51,7 +51,7 @@ def test_from_its_deadline_on_a_search_is_too_late() -> None:
 
 
 def test_answers_are_compared_until_the_search_is_closed() -> None:
-    """A little beyond the deadline; where there is none, or nothing to compare by, as before."""
+    """Comparing raises TooLate once closing is over; without a deadline it is not wrapped."""
     closed = 12.5 + CLOSING_SECONDS
     compare = deadline(12.5, at=12.5).heed(same)
     assert compare is not None

@@ -1,4 +1,4 @@
-"""The digest: equal trees have equal ones, and any change changes it."""
+"""The digest: equal trees have equal digests, and any change changes it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DIGEST_OF_THE_EXAMPLE = "e74c139a0b0fadd1b6e2999223fe22395b876b0e099ff643ad403f2
 
 
 def example() -> Tree:
-    """Two steps below the root, and the end of one of them."""
+    """A tree with two steps below the root, one of which has a final step."""
     return tree_of((0, "a", STEP, 0.25), (0, "b", STEP, None), (1, "cd", END, 0.5))
 
 
@@ -47,7 +47,7 @@ def test_the_format_does_not_change_unnoticed() -> None:
 
 
 def test_texts_and_thoughts_are_not_part_of_it() -> None:
-    """What is decoded for people, and what does not decide anything, may differ."""
+    """Text, log-probability, entropy and embedding do not change the digest."""
     twin = example()
     for node in twin.nodes:
         node.text, node.logprob, node.entropy, node.embedding = "?", -9.0, 9.0, (1.0,)
@@ -123,7 +123,7 @@ def test_no_answer_is_not_an_empty_answer() -> None:
 
 
 def test_combined_digest_depends_on_each_and_on_their_order() -> None:
-    """Several trees, one digest; none of them can be changed, left out or moved."""
+    """The combined digest changes if a tree is changed, left out or moved."""
     a, b = tree_digest(example(), "a"), tree_digest(example(), "b")
     combined = [combined_digest(d) for d in ([a, b], [b, a], [a], [a, a], [])]
     assert len(set(combined)) == 5

@@ -30,7 +30,7 @@ def level(*leaves: tuple[str, float, tuple[float, ...]]) -> Tree:
 
 
 def test_uniqueness_by_hand() -> None:
-    """Three alike and one apart: 1/3 each, and 1. At cosine .8 and T_s = .2: 1 / (1 + e^-1)."""
+    """Three equal vectors have 1/3 each, another one 1. At cosine .8, T_s = .2: 1 / (1 + e^-1)."""
     alike = rounded([EAST, EAST, NORTH, EAST])
     assert uniqueness(alike, 0.01) == pytest.approx([1 / 3, 1 / 3, 1, 1 / 3])
     near = rounded([EAST, (0.8, 0.6)])
@@ -68,20 +68,20 @@ def test_between_one_direction_and_two() -> None:
 
 
 def test_what_gets_nothing_is_pruned_unless_the_floor_holds_it() -> None:
-    """.9 and .1 at T = .1: e^-8 of 4 is nothing."""
+    """Rewards .9 and .1 at T = .1: a share of e^-8 of 4 rounds to no child."""
     tree = level(("a", 0.9, EAST), ("b", 0.1, NORTH))
     assert Dora(4, 0.1).plan(tree) == Round({1: 4}, (2,))
     assert Dora(4, 0.1, floor_levels=1).plan(tree) == Round({1: 3, 2: 1})
 
 
 def test_without_embeddings_equal_steps_are_directions() -> None:
-    """``a`` twice and ``b`` of the same direction: 2 and 2 of 4 for ``a`` and ``b``."""
+    """``a`` twice and ``b`` share 4 as 2 and 2, although their embeddings are equal."""
     tree = level(("a", 0.5, EAST), ("a", 0.5, EAST), ("b", 0.5, EAST))
     assert Dora(4, 0.1).uncompared(tree) == Round({1: 1, 2: 1, 3: 2})
 
 
 def test_where_all_say_the_same_nothing_is_embedded() -> None:
-    """Equal tokens need no vectors, and neither does the root."""
+    """Neither leaves with equal tokens nor the root need embeddings."""
     policy = Dora(4, 0.1)
     assert isinstance(policy, EmbeddingPolicy)
     assert policy.to_embed(tree_of()) == []
@@ -92,7 +92,7 @@ def test_where_all_say_the_same_nothing_is_embedded() -> None:
 
 
 def test_what_is_missing_is_named() -> None:
-    """An embedding, an embedder."""
+    """A missing embedding and a missing embedder are named in the error."""
     with pytest.raises(EngineError, match="node 1 has no embedding; policy dora"):
         Dora(4, 0.1).plan(row(0.5, 0.5))
     with pytest.raises(EngineError, match="embeds nothing; policy dora needs embeddings"):
@@ -122,7 +122,7 @@ def test_quotas_add_up_and_miss_by_less_than_one(weights: list[float], total: in
 
 
 async def test_a_whole_search_by_its_name() -> None:
-    """Its width is spent; other directions, another tree than REBASE's."""
+    """It spends its width and grows another tree than REBASE."""
     dora = await grow(ScriptedEngine(), SearchSpec(policy="dora", width=12, seed=3))
     rebase = await grow(ScriptedEngine(), SearchSpec(policy="rebase", width=12, seed=3))
     assert len(dora.tree.finished()) == 12

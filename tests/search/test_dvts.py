@@ -1,4 +1,4 @@
-"""DVTS: subtrees that search by themselves, worked by hand and against one beam each."""
+"""DVTS: independent subtrees, worked by hand and compared with one beam search each."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_subtrees_default_to_the_rounded_up_root(
 
 
 def test_deeper_leaves_belong_to_their_ancestors_subtree() -> None:
-    """Node 5 and 6 stand below node 2, 7 and 8 below node 3."""
+    """Nodes 5 and 6 stand below node 2, 7 and 8 below node 3."""
     lines = [(0, "s", STEP, 0.5)] * 4
     below = ((2, "e", STEP, 0.3), (2, "f", STEP, 0.4), (3, "g", STEP, 0.9), (3, "h", STEP, 0.8))
     tree = tree_of(*lines, *below)
@@ -37,7 +37,7 @@ def test_deeper_leaves_belong_to_their_ancestors_subtree() -> None:
 
 
 def test_a_dead_subtree_leaves_its_share_to_the_living() -> None:
-    """Three subtrees of two; the middle one died: five and six are left to share one each more."""
+    """Three subtrees of two; the middle one died: the other two get one child more each."""
     lines = [(0, "a", STEP, 0.5)] * 2
     empty = [(0, "\n\n", Finish.EMPTY, None)] * 2
     tree = tree_of(*lines, *empty, *lines)
@@ -45,7 +45,7 @@ def test_a_dead_subtree_leaves_its_share_to_the_living() -> None:
 
 
 def test_an_odd_rest_of_a_dead_subtree_goes_to_the_lower_one() -> None:
-    """It had finished one of two: the one that is left over goes to the first subtree."""
+    """The dead subtree had finished one of two: its other place goes to the first subtree."""
     lines = [(0, "a", STEP, 0.5)] * 2
     tree = tree_of(*lines, (0, "x", END, 0.1), (0, "\n\n", Finish.EMPTY, None), *lines)
     assert Dvts(6, 3).plan(tree) == Round({1: 3, 5: 2}, (2, 6))
@@ -56,7 +56,7 @@ level = st.lists(st.tuples(st.integers(0, 5), st.booleans()), min_size=1, max_si
 
 @given(level, st.integers(1, 24))
 def test_a_living_subtree_is_a_beam_of_one(level_steps: list[tuple[int, bool]], k: int) -> None:
-    """As long as none dies, each plans what ``beam`` with one beam plans on it alone."""
+    """Without deaths each subtree plans what ``beam`` with one beam plans on it alone."""
     lines = [(0, "s", END if is_end else STEP, r / 5) for r, is_end in level_steps]
     width, start = len(lines), 1
     subtrees = min(k, width)
@@ -84,7 +84,7 @@ def test_a_living_subtree_is_a_beam_of_one(level_steps: list[tuple[int, bool]], 
 def test_however_subtrees_die_every_kept_leaf_draws(
     data: st.DataObject, width: int, beams: int
 ) -> None:
-    """Round after round with ends and deaths at will: one leaf a living subtree, never no child."""
+    """With random ends and deaths every planned leaf gets a child, and rounds spend the width."""
     policy = Dvts(width, min(beams, width))
     tree = Tree((1,))
     for _ in range(4):

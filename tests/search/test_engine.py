@@ -1,4 +1,4 @@
-"""What engines say of themselves, and of a tree's KV."""
+"""Engines' capabilities, and their reports of a tree's KV."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from tests.search.scripted_engine import ScriptedEngine
 def test_how_far_a_seed_gives_the_same_tree(
     exact: bool, seeded: bool, expected: Reproducible
 ) -> None:
-    """Bit for bit, up to rounding, or not at all."""
+    """``exact`` is bit for bit, ``seeded`` up to rounding, ``no`` not at all."""
     able = replace(ScriptedEngine().capabilities, exact=exact, seeded=seeded)
     assert able.reproducible == expected
 
 
 def test_what_nobody_looked_at_is_told_with_the_next_look() -> None:
-    """Nodes of both looks, each as it was last; the totals are today's."""
+    """Two reports combine each node's latest number with the second report's totals."""
     first = KvMoved(held=9, capacity=20, cached={1: 4, 2: 0})
     second = KvMoved(held=12, capacity=20, cached={2: 7})
     assert second.after(None) is second
@@ -32,7 +32,7 @@ def test_what_nobody_looked_at_is_told_with_the_next_look() -> None:
 
 
 def test_a_child_begun_early_is_the_one_that_the_round_asks_for() -> None:
-    """By hand: its prefix, its seed from the path, and no more tokens than are left for both."""
+    """It has the right prefix, the seed of its path, and the tokens that its parent left."""
     branch = Branch(3, 1, (7, 8), 5, 10, 4, Ahead(seed=9, path=(0, 1), children=2, room=12))
     child = branch.early_child(1, (20, 21), most=64)
     assert child == Branch(4, 1, (7, 8, 20, 21), step_seed(9, (0, 1, 1)), 10, -1)

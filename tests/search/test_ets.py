@@ -1,4 +1,4 @@
-"""ETS: what it keeps, what it gives up, and what it asks of the engine."""
+"""ETS: which leaves it keeps and prunes, and which steps it embeds."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def two_stems(*rewards: float) -> Tree:
 
 
 def with_embeddings(tree: Tree, **vectors: tuple[float, float]) -> Tree:
-    """The tree with these embeddings by text."""
+    """Set each node's embedding by its text, and return the tree."""
     for node in tree.nodes[1:]:
         node.embedding = vectors.get(node.text)
     return tree
@@ -52,7 +52,7 @@ def test_a_round_worked_by_hand() -> None:
 
 
 def test_unlike_steps_are_kept() -> None:
-    """c and d alike, e unlike: covering the second cluster is worth 1/2 more than e's -.083."""
+    """c and d are alike, e is not: covering e's cluster is worth 1/2, more than e costs, .083."""
     tree = with_embeddings(two_stems(0.9, 0.8, 0.8), c=(1.0, 0.0), d=(1.0, 0.0), e=(0.0, 1.0))
     assert Ets(16, 0.2).plan(tree) == Rebase(16, 0.2).plan(tree)
     assert Ets(16, 0.2, threshold=2.0).plan(tree) == KV.plan(tree)
@@ -70,7 +70,7 @@ def test_tokens_cost_what_memory_pays() -> None:
 
 
 def test_without_a_price_it_is_rebase(monkeypatch: pytest.MonkeyPatch) -> None:
-    """budget_weight 0 keeps every leaf unasked and compares none, so no embedder is needed."""
+    """budget_weight 0 keeps every leaf without a solver or embedder."""
     monkeypatch.setattr("search.policies.ets.optimum", None)
     free = Ets(16, 0.2, budget_weight=0.0)
     tree = row(0.1, 0.9, 0.5)
@@ -80,13 +80,13 @@ def test_without_a_price_it_is_rebase(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_leaf_that_gets_no_child_is_pruned_too() -> None:
-    """Twins live and die together in the program; REBASE may still have no child for one."""
+    """The solver keeps or prunes twins together; REBASE may still give one of them no child."""
     tree = tree_of((0, "a", STEP, 0.9), (0, "a", STEP, 0.9), (0, "a", STEP, 0.9))
     assert Ets(2, 0.2).plan(tree) == Round({1: 1, 2: 1}, (3,))
 
 
 def test_where_there_is_no_choice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The root gets the width, a single leaf all that is left; no program is solved for these."""
+    """The root or a single leaf gets all of the width, without solving a program."""
     monkeypatch.setattr("search.policies.ets.optimum", None)
     assert KV.plan(tree_of()) == Round({0: 16})
     assert KV.plan(row(0.1)) == Round({1: 16})
@@ -94,14 +94,14 @@ def test_where_there_is_no_choice(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("solver", ["highs", "cbc"])
 def test_cbc_keeps_the_same(solver: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where there is one optimum both solvers find it, asked for however few leaves."""
+    """With a single optimum both solvers find it, here for three leaves."""
     monkeypatch.setattr("search.leaf_selection.FEW", 0)
     plan = replace(KV, solver=solver).plan(two_stems(0.9, 0.8, 0.8))
     assert plan == Round({3: 10, 4: 6}, (5,))
 
 
 def test_beyond_the_node_limit_the_round_is_rebases(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is given up that REBASE would keep, and the round says that it fell back."""
+    """The plan is REBASE's, marked ``fell_back``."""
     calls: list[object] = []
     monkeypatch.setattr("search.policies.ets.optimum", lambda *dials: calls.append(dials[1:]))
     tree = two_stems(0.9, 0.8, 0.8)
@@ -113,13 +113,13 @@ def test_beyond_the_node_limit_the_round_is_rebases(monkeypatch: pytest.MonkeyPa
 
 
 def test_what_is_missing_is_an_error() -> None:
-    """No embedding where steps are compared: the node is named."""
+    """The error names a node without an embedding."""
     with pytest.raises(EngineError, match=r"node 4 has no embedding; policy ets"):
         Ets(8, 0.2).plan(with_embeddings(two_stems(0.9, 0.8, 0.8), c=(1.0, 0.0)))
 
 
 def test_what_is_embedded() -> None:
-    """The open leaves; nobody if they are all the same, if there is one, or without diversity."""
+    """The open leaves are, unless all are equal, there is only one, or diversity has no weight."""
     tree = two_stems(0.9, 0.8, 0.8)
     assert [node.id for node in Ets(8, 0.2).to_embed(tree)] == [3, 4, 5]
     assert KV.to_embed(tree) == []
@@ -131,7 +131,7 @@ def test_what_is_embedded() -> None:
 
 
 def test_the_threshold_is_the_embedders_unless_the_spec_names_one() -> None:
-    """A name that is not known has the paper's; without any embedder only ETS-KV can run."""
+    """An unknown embedder has the paper's; without any embedder only ETS-KV can run."""
     plain = Ets.from_spec(SearchSpec(policy="ets"))
     assert isinstance(plain, EmbeddingPolicy)
     for name, threshold in THRESHOLDS.items():
@@ -148,12 +148,12 @@ def test_the_threshold_is_the_embedders_unless_the_spec_names_one() -> None:
 
 
 def endless_steps(branch: Branch) -> str:
-    """Steps that never end and seldom repeat."""
+    """Text of a step that is never the last and seldom repeats."""
     return f"s{branch.child}-{branch.seed % 97}\n\n"
 
 
 async def run(engine: ScriptedEngine, **dials: object) -> Outcome:
-    """A search with a clock that stands still."""
+    """Run an ETS search with a clock that stands still."""
     spec = SearchSpec.model_validate(
         {"policy": "ets", "width": 8, "seed": 7, "max_depth": 5} | dials
     )
@@ -162,7 +162,7 @@ async def run(engine: ScriptedEngine, **dials: object) -> Outcome:
 
 @pytest.mark.promise("ETS embeds each distinct step once, and equal steps share one unit vector.")
 async def test_each_distinct_step_is_embedded_once() -> None:
-    """Over the whole search; equal steps get the vector of the first, unit and rounded."""
+    """In a whole search each distinct step is embedded once; equal steps share its unit vector."""
     engine = rough(5, 10, 20)
     outcome = await run(engine, width=24)
     trajectories = [trajectory for call in engine.embedded for trajectory in call]
@@ -179,7 +179,7 @@ async def test_each_distinct_step_is_embedded_once() -> None:
 
 
 async def test_steps_are_embedded_while_they_are_scored() -> None:
-    """From the second comparison on, so that a round waits for the longer of the two alone."""
+    """From the second comparison on both run at once, so that a round waits for the slower one."""
     calls: list[str] = []
 
     class Telling(ScriptedEngine):
@@ -204,7 +204,7 @@ async def test_steps_are_embedded_while_they_are_scored() -> None:
 
 
 async def test_other_policies_embed_nothing() -> None:
-    """Nor does ETS without its diversity, on an engine that could not."""
+    """Neither does ETS without diversity, so that they run on an engine that cannot embed."""
     for dials in ({"policy": "rebase"}, {"policy": "ets_kv"}, {"diversity_weight": 0.0}):
         engine = rough(5, 10, 20)
         engine.embeds = False
@@ -213,7 +213,7 @@ async def test_other_policies_embed_nothing() -> None:
 
 
 async def test_an_engine_without_embeddings_is_refused_at_the_start() -> None:
-    """Before anything is drawn."""
+    """The search is refused before anything is drawn."""
     engine = ScriptedEngine(embeds=False)
     with pytest.raises(EngineError, match="the engine embeds nothing"):
         await run(engine)
@@ -229,7 +229,7 @@ async def test_an_engine_without_embeddings_is_refused_at_the_start() -> None:
     [([], "gave 0 embeddings for"), (float("nan"), "not finite"), ("uneven", "one size")],
 )
 async def test_with_unfit_embeddings_the_search_is_rebases(vectors: object, message: str) -> None:
-    """Tree for tree; every round that would have compared steps is counted, and says why not."""
+    """The tree is REBASE's; every round that could not compare steps is counted, with a reason."""
 
     class Unfit(ScriptedEngine):
         async def embed(self, tree, prompt, trajectories):
@@ -248,7 +248,7 @@ async def test_with_unfit_embeddings_the_search_is_rebases(vectors: object, mess
 
 
 async def test_an_embedder_that_fails_midway_is_not_asked_again() -> None:
-    """Its first round compares, the others are REBASE's: waiting for it once is enough."""
+    """Its first round compares, it fails in the second, and all others are REBASE's."""
 
     class Failing(ScriptedEngine):
         calls = 0
@@ -267,7 +267,7 @@ async def test_an_embedder_that_fails_midway_is_not_asked_again() -> None:
 
 
 async def test_embeddings_of_another_size_than_before_are_unfit() -> None:
-    """As from an embeddings server that was given another model meanwhile."""
+    """An embeddings server may have changed its model between two rounds."""
 
     class Changing(ScriptedEngine):
         async def embed(self, tree, prompt, trajectories):
@@ -279,7 +279,7 @@ async def test_embeddings_of_another_size_than_before_are_unfit() -> None:
 
 
 async def test_an_engine_that_fails_while_embedding_fails_the_search() -> None:
-    """Only the embedder's own faults have a fallback."""
+    """EngineDown while embedding has no fallback, unlike the embedder's own errors."""
 
     class Down(ScriptedEngine):
         async def embed(self, tree, prompt, trajectories):
@@ -292,7 +292,7 @@ async def test_an_engine_that_fails_while_embedding_fails_the_search() -> None:
 
 
 async def test_a_deadline_while_embedding_ends_the_search() -> None:
-    """The committed round stays; no further one is planned."""
+    """The committed round stays and no other is planned."""
     clock = Clock(0.0)
     engine = ScriptedEngine(
         lambda b: f"s{b.child}\n\n", on_embed=lambda: [clock.tick() for _ in range(10)]
@@ -309,7 +309,7 @@ async def test_a_deadline_while_embedding_ends_the_search() -> None:
     "back."
 )
 async def test_fallbacks_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A search whose programs are never solved is REBASE's, tree for tree, and says how often."""
+    """A search whose programs are never solved has REBASE's tree and counts its fallbacks."""
     monkeypatch.setattr("search.policies.ets.optimum", lambda *_: None)
     outcome = await run(rough(0, 5, 20), width=12)
     rebase = await run(rough(0, 5, 20), width=12, policy="rebase")
@@ -321,7 +321,7 @@ async def test_fallbacks_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
 @settings(max_examples=15)
 @given(seed=st.integers(0, 2**32), order=st.integers(0, 2**32), tokens=st.booleans())
 async def test_same_seed_same_tree(seed: int, order: int, tokens: bool) -> None:
-    """Whatever the order in which branches are drawn, for both costs; what is pruned has an end."""
+    """The tree is the same in any drawing order, for both costs; every leaf left is open."""
     dials = {"seed": seed, "width": 16, "cost": "tokens" if tokens else "nodes"}
 
     def shuffled(count: int) -> list[int]:
@@ -336,7 +336,7 @@ async def test_same_seed_same_tree(seed: int, order: int, tokens: bool) -> None:
 
 
 async def test_a_branch_is_a_thing_of_its_prefix() -> None:
-    """ETS and REBASE draw the same children where they keep the same leaves: the first round."""
+    """ETS and REBASE request the same branches in the first round, where they keep the same."""
     ets, rebase = rough(0, 5, 20), rough(0, 5, 20)
     await run(ets, width=12)
     await run(rebase, width=12, policy="rebase")

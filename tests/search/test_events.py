@@ -1,4 +1,4 @@
-"""Events tell the whole story: from them alone the tree can be built again."""
+"""Events are complete: the tree can be rebuilt from them alone."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.search.test_width import rough, watch
 async def test_replaying_events_rebuilds_the_tree(
     policy: PolicyName, seed: int, width: int, empty: int
 ) -> None:
-    """Node for node: ids, texts, rewards, states and what the model thought of them."""
+    """Rebuilt nodes are equal: ids, texts, rewards, states, log-probabilities, entropies."""
     outcome, events = await watch(rough(empty, 20, 10), policy, width, seed)
     started, *rest = events
     assert isinstance(started, Started)
@@ -47,7 +47,7 @@ async def test_replaying_events_rebuilds_the_tree(
 
 
 async def test_the_story_of_a_small_search() -> None:
-    """Width 2: one child is empty, the other says a step; its two children give the answer."""
+    """Width 2: one child is empty, the other is a step, whose two children give the answer."""
     engine = rough(0, 0, 1)
     engine.say = lambda b: "The answer is 1." if b.parent else ("s\n\n" if b.child else "\n\n")
     engine.score_of = lambda texts: len(texts) / 4
@@ -90,7 +90,7 @@ def _signals(outcome: object, node: int) -> tuple[float, float]:
 
 
 async def test_policy_prunings_are_told_with_the_plan() -> None:
-    """A node given up is reported before the round that leaves it out."""
+    """A node that the policy prunes is reported with the round that leaves it out."""
     engine = rough(0, 0, 1)
     engine.say = lambda b: "The answer is 1." if b.parent else f"s{b.child}\n\n"
     engine.score_of = lambda texts: 0.9 if texts[0] == "s1\n\n" else 0.1
@@ -117,6 +117,6 @@ async def test_events_are_flat_json() -> None:
 
 @pytest.mark.parametrize("kind", Event.__subclasses__())
 def test_an_event_tells_all_its_fields(kind: type[Event]) -> None:
-    """``to_dict`` goes by what dataclasses list for ``match``; nothing may be missing there."""
+    """``to_dict`` uses ``__match_args__``, which must list all fields."""
     assert is_dataclass(kind)
     assert list(kind.__match_args__) == [field.name for field in fields(kind)]

@@ -1,4 +1,4 @@
-"""Deadlines, cancellation and failing engines: nothing is left behind, nothing is half done."""
+"""Deadlines, cancellation and failing engines: trees are released, rounds are whole."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ PROBLEM = Problem(encode("Q: "), "Q")
 
 @dataclass
 class Clock:
-    """Seconds that pass when a test says so."""
+    """A clock in seconds that a test advances."""
 
     now: float = 0.0
 
     def __call__(self) -> float:
-        """The time."""
+        """The current time."""
         return self.now
 
     def tick(self) -> None:
-        """A second passes."""
+        """Advance by a second."""
         self.now += 1.0
 
 
@@ -48,7 +48,7 @@ async def run(
     listen: Callable[[Event], None] | None = None,
     **dials: object,
 ) -> Outcome:
-    """A search of ``PROBLEM``."""
+    """Run a search of ``PROBLEM``."""
     spec = SearchSpec.model_validate({"seed": 5, "width": 4, **dials})
     return await search(
         PROBLEM,
@@ -63,7 +63,7 @@ async def run(
 
 
 async def test_an_engine_out_of_kv_ends_the_search_with_what_it_has() -> None:
-    """The round under way is lost, the finished ones vote, the tree is released."""
+    """The round under way is dropped, finished trajectories vote, the tree is released."""
     free = await run(ScriptedEngine(), seed=1, width=9)
 
     class Small(ScriptedEngine):
@@ -84,7 +84,7 @@ async def test_an_engine_out_of_kv_ends_the_search_with_what_it_has() -> None:
 
 
 async def test_a_round_that_ends_too_late_is_dropped_whole() -> None:
-    """A round a second, deadline at 2.5: the third is dropped, the finished ones vote."""
+    """With a round a second and a deadline at 2.5 the third is dropped; finished replies vote."""
     free = await run(ScriptedEngine(), seed=1, width=9)
     assert free.stats.rounds > 3
     clock = Clock()
@@ -99,14 +99,14 @@ async def test_a_round_that_ends_too_late_is_dropped_whole() -> None:
 
 
 async def test_scores_that_come_too_late_drop_the_round_too() -> None:
-    """A round is steps and rewards; without both nothing enters the tree."""
+    """Steps enter the tree only together with their rewards."""
     clock = Clock()
     outcome = await run(ScriptedEngine(on_score=clock.tick), clock, 0.5)
     assert (outcome.stop_reason, len(outcome.tree)) == (StopReason.DEADLINE, 1)
 
 
 async def test_nothing_finished_by_the_deadline_chooses_nothing() -> None:
-    """An outcome all the same: the caller says what that means."""
+    """The outcome has no reply but reports its costs."""
     clock = Clock()
     engine = ScriptedEngine(on_expand=clock.tick)
     outcome = await run(engine, clock, 0.5)
@@ -115,14 +115,14 @@ async def test_nothing_finished_by_the_deadline_chooses_nothing() -> None:
 
 
 async def test_a_deadline_that_has_passed_asks_for_nothing() -> None:
-    """No round is begun."""
+    """No round is started."""
     engine = ScriptedEngine()
     outcome = await run(engine, lambda: 9.0, 9.0)
     assert (outcome.stop_reason, engine.expanded) == (StopReason.DEADLINE, [])
 
 
 async def test_an_engine_that_hangs_is_left_at_the_deadline() -> None:
-    """The deadline interrupts a call that never returns, and the tree is let go."""
+    """The deadline interrupts a call that never returns, and the tree is released."""
     engine = ScriptedEngine(gate=asyncio.Event())
     outcome = await run(engine, deadline=0.01)
     assert outcome.stop_reason is StopReason.DEADLINE
@@ -131,8 +131,8 @@ async def test_an_engine_that_hangs_is_left_at_the_deadline() -> None:
 
 @pytest.mark.parametrize("call", ["expand", "score", "embed"])
 async def test_an_engine_that_stands_still_costs_no_reply_its_time(call: str) -> None:
-    """Whatever it was asked when it stopped, and although it lets go of nothing: what stood before
-    the round is voted on, and the tree's cost is not known."""
+    """Whichever call hangs, and although release and abort hang too, the trajectories of earlier
+    rounds are voted on; the tree's cost is unknown."""
     engine = ScriptedEngine()
     calls = 0
 
@@ -155,7 +155,7 @@ async def test_an_engine_that_stands_still_costs_no_reply_its_time(call: str) ->
 
 
 async def test_an_engine_that_stops_after_the_last_round_costs_no_answer() -> None:
-    """The tree is whole: still or gone, the engine has nothing to add but the cost."""
+    """The tree is complete: if release hangs or fails only the cost is unknown."""
     free = await run(ScriptedEngine())
 
     class Dead(ScriptedEngine):
@@ -171,7 +171,7 @@ async def test_an_engine_that_stops_after_the_last_round_costs_no_answer() -> No
 
 @pytest.mark.parametrize("deadline", [None, 0.5])
 async def test_an_abort_that_never_returns_holds_up_nobody(deadline: float | None) -> None:
-    """Not a client that leaves, with a deadline or without, and not an error."""
+    """Cancelling and an engine's error come through at once, with or without a deadline."""
     still = frozenset({"expand", "abort"})
     engine = ScriptedEngine(still=still)
     task = asyncio.create_task(run(engine, deadline=deadline))
@@ -190,7 +190,7 @@ async def test_an_abort_that_never_returns_holds_up_nobody(deadline: float | Non
 async def test_answers_that_take_long_to_compare_are_told_apart_by_their_spelling(
     consensus: float | None,
 ) -> None:
-    """At the deadline the vote is held, and says how; the thread that compares ends."""
+    """At the deadline the vote compares spelling, and says so; the comparing thread ends later."""
     never, finished = threading.Event(), threading.Event()
 
     def same(first: str, second: str) -> bool:
@@ -218,7 +218,7 @@ async def test_answers_that_take_long_to_compare_are_told_apart_by_their_spellin
 
 
 async def test_planning_is_left_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A policy's solver has limits of its own, but not of time."""
+    """A plan that takes too long, since a solver has no time limit, is dropped at the deadline."""
     never = threading.Event()
 
     def plan(self: Ets, tree: Tree) -> Round | None:
@@ -232,7 +232,7 @@ async def test_planning_is_left_at_the_deadline(monkeypatch: pytest.MonkeyPatch)
 
 
 async def test_cancelling_aborts_the_tree() -> None:
-    """A cancelled search lets go of its tree and stays cancelled."""
+    """A cancelled search aborts its tree and stays cancelled."""
     engine = ScriptedEngine(gate=asyncio.Event())
     task = asyncio.create_task(run(engine))
     await engine.waiting.wait()
@@ -245,7 +245,7 @@ async def test_cancelling_aborts_the_tree() -> None:
 
 @pytest.mark.parametrize("call", [0, 1])
 async def test_an_engine_error_comes_through_and_the_tree_is_let_go(call: int) -> None:
-    """Whichever call fails."""
+    """The error comes through and the tree is aborted, whichever call fails."""
     engine = ScriptedEngine(fail_at=call)
     with pytest.raises(EngineDown, match="the engine is down"):
         await run(engine)
@@ -253,7 +253,7 @@ async def test_an_engine_error_comes_through_and_the_tree_is_let_go(call: int) -
 
 
 async def test_an_abort_that_fails_does_not_hide_the_first_error() -> None:
-    """An engine that is down cannot abort either; what is raised is what happened first."""
+    """An engine that is down cannot abort either; the first error is the one that is raised."""
 
     class Dead(ScriptedEngine):
         async def abort(self, tree: str) -> None:
@@ -264,7 +264,7 @@ async def test_an_abort_that_fails_does_not_hide_the_first_error() -> None:
 
 
 async def test_a_timeout_inside_the_engine_is_not_the_deadline() -> None:
-    """An engine's own TimeoutError is an error, not the end of the time given."""
+    """An engine's own TimeoutError is raised, not taken for the deadline."""
 
     class Slow(ScriptedEngine):
         async def expand(
@@ -277,7 +277,7 @@ async def test_a_timeout_inside_the_engine_is_not_the_deadline() -> None:
 
 
 async def test_a_listener_that_fails_ends_the_search() -> None:
-    """The tree is let go even then."""
+    """The listener's error comes through, and the tree is aborted."""
 
     def broken(event: Event) -> None:
         if event.name == "expanded":
@@ -304,7 +304,7 @@ async def test_an_engine_without_a_reward_model_is_refused_at_once() -> None:
 )
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -0.1, 1.1])
 async def test_a_reward_that_is_none_is_an_error(wrong: float) -> None:
-    """Not a number in [0, 1]: the error names the engine and its models."""
+    """A reward outside of [0, 1] is an error that names the engine and its models."""
     engine = ScriptedEngine(score_of=lambda texts: wrong if texts[-1] == "b\n\n" else 0.5)
     engine.say = lambda b: "ab"[b.child] + "\n\n"
     with pytest.raises(RewardMissing, match=r"scripted .*dice.* gave 1 rewards in .* for 2 traj"):
@@ -316,7 +316,7 @@ async def test_a_reward_that_is_none_is_an_error(wrong: float) -> None:
 async def test_rewards_that_are_not_one_each_are_an_error(
     wrong: tuple[float, ...], count: int
 ) -> None:
-    """Neither is one that is missing taken for 0, nor one too many left out."""
+    """A missing reward is not taken for 0, and a surplus one is not ignored."""
 
     class Wrong(ScriptedEngine):
         async def score(self, *args: Any) -> list[float]:

@@ -1,4 +1,4 @@
-"""What is told of an engine's KV: steps evicted and brought back, and what is held each round."""
+"""Events about an engine's KV: steps evicted and rehydrated, and what is held in each round."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def example_tree() -> Tree:
 
 
 def test_paths_become_steps() -> None:
-    """Worked by hand: node 2's path has 12 tokens, of which its own step has the last 4."""
+    """Lengths of cached paths become steps' tokens: node 2's path has 12, its step the last 4."""
     events: list[Event] = []
     kv_events = KvEvents(example_tree(), events.append)
     kv_events.round(1, KvMoved(20, 100, {2: 10}), active=8)
@@ -43,7 +43,7 @@ def test_paths_become_steps() -> None:
 
 
 def test_the_dead_are_told_once_and_only_of_an_engine_that_speaks() -> None:
-    """What went to make room is not evicted a second time when it dies."""
+    """Only once the engine has reported; a step evicted for room is not evicted again when dead."""
     events: list[Event] = []
     kv_events = KvEvents(example_tree(), events.append)
     kv_events.dead(1, [3])
@@ -56,7 +56,7 @@ def test_the_dead_are_told_once_and_only_of_an_engine_that_speaks() -> None:
 
 
 def test_a_node_that_is_not_in_the_tree_yet_is_told_of_when_it_is() -> None:
-    """An engine may have drawn ahead; ids below the root are nobody's."""
+    """An engine may have drawn ahead: a node's report waits until the node is in the tree."""
     tree, events = example_tree(), list[Event]()
     kv_events = KvEvents(tree, events.append)
     kv_events.round(1, KvMoved(20, 100, {4: 6}), active=8)
@@ -67,24 +67,24 @@ def test_a_node_that_is_not_in_the_tree_yet_is_told_of_when_it_is() -> None:
 
 
 class TellingEngine(ScriptedEngine):
-    """Says after every round that the first node has lost all and everything else nothing."""
+    """An engine that reports after every round how much of node 1's path is cached: one token."""
 
     moved: KvMoved | None = None
 
     async def expand(self, tree: str, branches: Sequence[Branch], sampling: Sampling) -> list[Step]:
-        """As scripted."""
+        """Prepare a report and draw as scripted."""
         self.moved = KvMoved(30, 64, {1: len(branches[0].tokens[:1])})
         return await super().expand(tree, branches, sampling)
 
     def kv_moved(self, tree: str) -> KvMoved | None:
-        """Once a round."""
+        """Return the report once."""
         moved, self.moved = self.moved, None
         return moved
 
 
 @pytest.mark.promise("Events about the KV cache change no tree.")
 async def test_a_watched_search_tells_its_kv_and_is_the_same_search() -> None:
-    """A ``kv`` closes every round; the tree is that of an engine that says nothing."""
+    """Every round ends with a KvHeld; the tree is that of an engine without reports."""
     quiet, before = await watch(rough(20, 20, 10), "rebase", 6, 4)
     engine = TellingEngine()
     plain = rough(20, 20, 10)
@@ -103,7 +103,7 @@ async def test_a_watched_search_tells_its_kv_and_is_the_same_search() -> None:
 
 
 async def test_an_engine_that_has_nothing_to_say_is_not_spoken_of() -> None:
-    """An engine may know of KV and still have heard nothing."""
+    """An engine with ``kv_moved`` may return None, which gives no events."""
     engine = TellingEngine()
     engine.kv_moved = lambda tree: None
     _, events = await watch(engine, "rebase", 3, 1)
@@ -111,7 +111,7 @@ async def test_an_engine_that_has_nothing_to_say_is_not_spoken_of() -> None:
 
 
 async def test_an_engine_is_not_asked_where_nobody_listens() -> None:
-    """Its last word is still there when the search is over."""
+    """Without a listener ``kv_moved`` is never called, so the last report is still there."""
     engine = TellingEngine()
     await grow(engine, SearchSpec(width=3, seed=1))
     assert engine.moved is not None

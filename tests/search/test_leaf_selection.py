@@ -21,7 +21,7 @@ from tests.search.trees import END, STEP, tree_of
 
 @st.composite
 def programs(draw: st.DrawFn, most_leaves: int = 12) -> tuple[LeafKvBlocks, list[int], list[int]]:
-    """Blocks with leaves in some of them, inner ones too; weights and clusters of the leaves."""
+    """Random blocks with leaves in some of them, also inner ones; leaves' weights and clusters."""
     count = draw(st.integers(1, 20))
     above = [-1, *(draw(st.integers(0, i)) for i in range(count))]
     costs = draw(st.lists(st.integers(1, 40), min_size=count + 1, max_size=count + 1))
@@ -45,7 +45,7 @@ def objective(
     lambda_b: float,
     lambda_d: float,
 ) -> Fraction:
-    """(7), written as the paper prints it, of keeping the leaves whose blocks are ``kept``."""
+    """Objective (7) as the paper prints it, for keeping the leaves in ``kept_blocks``."""
     blocks, weights, clusters = instance
     leaves = [i for i, end in enumerate(blocks.ends) if end in kept_blocks]
     path_blocks: set[int] = set()
@@ -72,8 +72,8 @@ def test_the_optimum_is_brute_forces(
     lambda_d: float,
     clustered: bool,
 ) -> None:
-    """Of all sets of leaves that are not empty, none is better: for whole numbers exactly, for
-    the paper's fractions but for the rounding of the coefficients."""
+    """No other non-empty set of leaves is better: exactly in whole numbers, up to the rounding of
+    the coefficients in the paper's fractions."""
     blocks, weights, clusters = instance
     instance = (blocks, weights, clusters if clustered else [])
     program = Program.of(blocks, weights, instance[2], lambda_b, lambda_d)
@@ -92,7 +92,7 @@ def test_the_optimum_is_brute_forces(
 def random_tree(
     rng: np.random.Generator, tokens: bool
 ) -> tuple[LeafKvBlocks, list[int], list[int]]:
-    """A tree of up to 150 blocks whose leaves stand at one depth, as a search's do."""
+    """A tree of up to 150 blocks whose leaves have one depth, as in a search."""
     above, level = [-1], [0]
     for _ in range(int(rng.integers(1, 6))):
         below = len(above) + np.arange(int(rng.integers(1, 31)))
@@ -156,7 +156,7 @@ def test_coverage_worked_by_hand(solver: SolverName) -> None:
 
 @pytest.mark.parametrize("solver", ["highs", "cbc"])
 def test_one_leaf_is_kept_however_dear_it_is(solver: SolverName) -> None:
-    """At lambda_b = 50 keeping nothing would be best; the better one of two leaves is kept."""
+    """At lambda_b = 50 keeping nothing would be best; the better of two leaves is kept."""
     blocks = LeafKvBlocks((-1, 0, 0), (1, 1, 1), (1, 2))
     assert solve(Program.of(blocks, [1, 2], [], 50.0, 0.0), solver) == {2}
 
@@ -172,13 +172,13 @@ def test_a_cluster_is_covered_once(solver: SolverName) -> None:
 
 @pytest.mark.parametrize("solver", ["highs", "cbc"])
 def test_a_solver_counts_every_block_above_a_leaf(solver: SolverName) -> None:
-    """Whatever their numbers: 1 is the first, 0 below it costs 10, more than its leaf 2 gains."""
+    """Blocks may have any order: 1 is the root, 0 below it costs 10, more than its leaf 2 gains."""
     program = Program((1, -1, 0, 1), (-10, 0, 5, -1), 0, (), (2, 3))
     assert solve(program, solver) == best_set(program) == {3}
 
 
 def test_no_leaf_more_or_less_would_be_better() -> None:
-    """Of 50 trees too large for brute force: HiGHS does not stop at a set that is nearly best."""
+    """On 50 trees too large for brute force no set that differs by one leaf beats HiGHS's."""
     rng = np.random.default_rng(0)
     for number in range(50):
         blocks, weights, clusters = random_tree(rng, tokens=bool(number % 2))
@@ -194,7 +194,7 @@ def test_no_leaf_more_or_less_would_be_better() -> None:
     "The ETS solver HiGHS stops at a limit on nodes and then returns no set of leaves."
 )
 def test_the_node_limit_is_met() -> None:
-    """Without a node to look at HiGHS proves nothing and says so; with one it is done."""
+    """With a node limit of 0 HiGHS proves nothing and ``solve`` returns None; 1 is enough."""
     blocks, weights, clusters = random_tree(np.random.default_rng(2), tokens=True)
     program = Program.of(blocks, weights, clusters, 1.0, 1.0)
     assert solve(program, "highs", node_limit=0) is None
@@ -202,7 +202,7 @@ def test_the_node_limit_is_met() -> None:
 
 
 def test_cbc_without_a_proof_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A set that CBC found but did not prove best is not taken."""
+    """A set that CBC found but did not prove to be best is not returned."""
     import pulp
 
     def find_without_proof(self: pulp.LpProblem, _: object) -> None:
@@ -213,7 +213,7 @@ def test_cbc_without_a_proof_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_searches_may_decide_at_the_same_time() -> None:
-    """Threads that change places at every instruction: each gets its answer, none an error."""
+    """Four threads that switch every microsecond all get the right answer."""
     blocks = LeafKvBlocks((-1, 0, 1, 1, 0, 4), (1,) * 6, (2, 3, 5))
     program = Program.of(blocks, [5, 3, 2], [0, 1, 2], 1.2, 0.8)
     interval = sys.getswitchinterval()
@@ -227,10 +227,10 @@ def test_searches_may_decide_at_the_same_time() -> None:
 
 
 def test_between_equal_sets_the_lower_ids_are_kept() -> None:
-    """Leaves of equal weight and cost in one cluster: one covers it, and a second is worth 0.
+    """Of equal leaves in one cluster one covers it, and a second is worth 0.
 
     Three leaves below the root, each of weight 1/3 and cost 1/4 of lambda_b = 4/3: a leaf's own
-    gain is 0. Then the lowest alone; in clusters of their own all of them.
+    gain is 0. So the lowest is kept alone; in three clusters all of them are.
     """
     blocks = LeafKvBlocks((-1, 0, 0, 0), (1, 1, 1, 1), (1, 2, 3))
     assert best_set(Program.of(blocks, [1, 1, 1], [0, 0, 0], 4 / 3, 1.0)) == {1}
@@ -238,7 +238,7 @@ def test_between_equal_sets_the_lower_ids_are_kept() -> None:
 
 
 def test_a_cluster_is_worth_no_more_than_its_bonus() -> None:
-    """Every leaf costs what its cluster is worth, and two share one: all sets are equal."""
+    """Every leaf costs what its cluster is worth, and two share a cluster: the first is kept."""
     program = Program((-1, 0, 0, 0), (0, -5, -5, -5), 5, ((1,), (2, 3)), (1, 2, 3))
     assert best_set(program) == {1}
 
@@ -250,7 +250,7 @@ def test_how_blocks_are_numbered_changes_nothing(
     lambda_d: float,
     order: Random,
 ) -> None:
-    """Ties included: they go by the leaves."""
+    """Even in ties, which are broken by the order of leaves, not of blocks."""
     blocks, weights, clusters = instance
     place = order.sample(range(len(blocks.above)), len(blocks.above))
     above, costs = [-1] * len(place), [0] * len(place)
@@ -266,7 +266,7 @@ def test_how_blocks_are_numbered_changes_nothing(
 
 
 def test_a_leaf_above_kept_leaves_is_kept_with_them() -> None:
-    """Leaf blocks 1 and, below it, 2: whoever keeps 2 has 1, and its weight."""
+    """Leaf block 2 stands below leaf block 1: keeping 2 keeps 1 too, with its weight."""
     program = Program.of(LeafKvBlocks((-1, 0, 1), (1, 1, 1), (1, 2)), [1, 9], [], 1.0, 0.0)
     assert best_set(program) == {1, 2}
 
@@ -275,7 +275,7 @@ def test_a_leaf_above_kept_leaves_is_kept_with_them() -> None:
 def test_a_solver_is_asked_for_many_leaves(
     leaves: int, calls: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All sets of few leaves are looked at, whatever the limit; equal weights: all are kept."""
+    """Up to FEW leaves all sets are tried, without a solver; above, the solver is called."""
     solved: list[object] = []
     monkeypatch.setattr("search.leaf_selection.solve", lambda *args: solved.append(args))
     blocks = LeafKvBlocks((-1, *(0,) * leaves), (1,) * (leaves + 1), tuple(range(1, leaves + 1)))
@@ -286,7 +286,7 @@ def test_a_solver_is_asked_for_many_leaves(
 
 
 def test_the_same_program_has_the_same_answer() -> None:
-    """Ties included: every weight and cost is equal here."""
+    """Three solutions are equal though every weight and cost is tied."""
     above = (-1, *(0,) * 10, *(1 + i % 10 for i in range(40)))
     blocks = LeafKvBlocks(above, (1,) * 51, tuple(range(11, 51)))
     program = Program.of(blocks, [1] * 40, [i % 7 for i in range(40)], 1.3, 1.0)
@@ -295,9 +295,9 @@ def test_the_same_program_has_the_same_answer() -> None:
 
 
 def test_blocks_of_steps() -> None:
-    """Twins (1 and 2, and below them 4 and 5) are one block; finished and dead paths are none.
+    """Twins (1 and 2, and below them 4 and 5) are one block; finished and dead paths have none.
 
-    Blocks: prompt, aa, ab, b, c. Node 6 has ended, node 3 has nothing open below it.
+    Blocks: prompt, aa, b, c. Node 6 has ended, so that node 3 has nothing open below it.
     """
     tree = tree_of(
         (0, "aa", STEP, 0.5),
@@ -315,7 +315,7 @@ def test_blocks_of_steps() -> None:
 
 
 def test_blocks_of_tokens_share_common_beginnings() -> None:
-    """abc, abd and ab: the edge ab is cut out above c and d, and a leaf ends in it."""
+    """For abc, abd and ab the edge ab is split off above c and d, and a leaf ends in it."""
     tree = tree_of((0, "abc", STEP, 0.5), (0, "abd", STEP, 0.5), (0, "ab", STEP, 0.5))
     leaves = list(tree.leaves())
     blocks = token_blocks(tree, leaves)

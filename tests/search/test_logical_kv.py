@@ -10,7 +10,7 @@ from search.tree import Finish, Tree
 
 
 def kv_of(tree: Tree) -> LogicalKV:
-    """All of a tree's nodes, taken in."""
+    """A LogicalKV with all nodes of the tree."""
     kv = LogicalKV(len(tree.prompt))
     for node in tree.nodes[1:]:
         kv.add(node)
@@ -25,7 +25,7 @@ def kv_of(tree: Tree) -> LogicalKV:
 def test_equals_the_number_of_distinct_prefixes(
     steps: list[tuple[int, str]], node_ids: set[int], prompt: int
 ) -> None:
-    """Counting all distinct beginnings of the chosen paths gives the same, whatever the tree."""
+    """It equals the number of distinct prefixes of the paths, in any tree."""
     tree = Tree((0,) * prompt)
     for above, text in steps:
         tree.add(above % len(tree), tuple(map(ord, text)), text, Finish.STEP)

@@ -15,7 +15,7 @@ from tests.search.trees import END, STEP, row, tree_of
 
 
 def small() -> Tree:
-    """Three first steps, of which 1 has grown; the path through it has ended with 4."""
+    """Three first steps, of which 1 has children; its child 4 has ended."""
     return tree_of(
         (0, "a", STEP, 0.8),
         (0, "b", STEP, 0.4),
@@ -58,18 +58,18 @@ def test_values_worked_by_hand() -> None:
     "MCTS selects the nodes of a round by the statistics at its start plus virtual visits."
 )
 def test_virtual_visits_spread_a_round() -> None:
-    """After the walk to 3 N of the root is 7: 2 is worth 0.951 and 1 0.945, the other way round.
+    """After the walk to 3 N of the root is 7: 2 is worth 0.951 and now more than 1, 0.945.
 
-    The third walk finds 2 and 3 taken and goes below 1, where 6 beats 5.
+    The third walk cannot take 2 and 3 again and goes below 1, where 6 beats 5.
     """
     assert Mcts(64, parallel=2).plan(small()) == Round({3: 3, 2: 3})
     assert Mcts(64, parallel=3).plan(small()) == Round({3: 3, 2: 3, 6: 3})
 
 
 def test_the_outlook_is_the_next_round_then_who_is_nearest_to_being_the_best() -> None:
-    """After the walk to 3 the best is 2; 1 is 0.006 behind it, and so is 6, the better one there.
+    """After the walk to 3 the best is 2; 1 is 0.006 behind, and so is 6, the better leaf below 1.
 
-    However many leaves a round takes, they are the next ones that were foreseen.
+    A round of any number of leaves takes the first ones of the expansion order.
     """
     ahead = [node.id for node in Mcts(64, parallel=1).expansion_order(small())]
     assert ahead == [3, 2, 6, 5]
@@ -81,7 +81,7 @@ def test_the_outlook_is_the_next_round_then_who_is_nearest_to_being_the_best() -
 
 
 def test_walks_that_have_no_room_in_a_round_come_before_new_ones() -> None:
-    """4 and 3 are on their way. Where the root may grow again, a walk ends there."""
+    """Walks to 4 and 3 are under way. Where the root may grow again a walk ends at the root."""
     tree = tree_of(
         (0, "a", STEP, 0.9), (0, "b", STEP, 0.8), (1, "c", STEP, 0.7), (2, "d", STEP, 0.9)
     )
@@ -109,8 +109,8 @@ def test_a_walk_under_way_is_a_visit_for_the_next() -> None:
 
 
 def test_what_has_ended_is_no_rival_in_the_outlook() -> None:
-    """After the walk to 2, 3 is 0.77 + 0.26 - 0.3 - 0.51 = 0.21 behind 1, and 5 is all that may
-    grow below 1: that 4, which has ended, is worth 0.4 more than 5 does not hold it back.
+    """After the walk to 2, 3 is 0.77 + 0.26 - 0.3 - 0.51 = 0.21 behind 1, below which only 5 may
+    grow: 5 is next although 4, which has ended, is worth 0.4 more.
     """
     tree = tree_of(
         (0, "a", STEP, 0.9),
@@ -123,7 +123,7 @@ def test_what_has_ended_is_no_rival_in_the_outlook() -> None:
 
 
 def test_who_stands_below_a_lesser_step_is_as_far_behind() -> None:
-    """5 goes on. 6 is all else that may grow below 2, the better step, and 3 all below 1, which is
+    """5 goes on. Else only 6 may grow below 2, the better step, and only 3 below 1, which is
     (2.6/4 + 1.65/5) - (1/3 + 1.65/4) = 0.23 behind.
     """
     tree = tree_of(
@@ -171,9 +171,9 @@ def twice() -> Tree:
 
 
 def test_a_node_is_expanded_again_by_the_root_of_what_is_below() -> None:
-    """Four expansions at or below the root: it may grow a second time, 1 (two of them) may not.
+    """With four expansions at or below it the root may grow a second time; 1, with two, may not.
 
-    A walk ends there before it goes down to 6.
+    A walk ends at the root before another goes down to 6.
     """
     policy = Mcts(64, 2, 1)
     assert [node.id for node in policy.frontier(twice())] == [0, 6]
@@ -183,7 +183,7 @@ def test_a_node_is_expanded_again_by_the_root_of_what_is_below() -> None:
 
 @pytest.mark.parametrize(("steps", "again"), [(6, False), (7, True)])
 def test_the_third_expansion_needs_nine(steps: int, again: bool) -> None:
-    """A child an expansion: two of the root, and one of each step but the last below 1."""
+    """One child an expansion: two of the root, and one of each step but the last below 1."""
     below = [(3 + i if i >= 0 else 1, "s", STEP, 0.5) for i in range(-1, steps - 1)]
     tree = tree_of((0, "a", STEP, 0.5), (0, "b", STEP, 0.5), *below)
     assert expansions_below(tree, 1)[0] == 2 + steps
@@ -197,14 +197,14 @@ def test_a_walk_never_goes_where_nothing_may_grow() -> None:
 
 
 def test_when_nothing_may_grow_the_root_does() -> None:
-    """Everything has ended or died: new first steps, as many as an expansion has."""
+    """If everything has ended or died the root gets another expansion."""
     tree = tree_of((0, "a", END, 0.9), (0, "", Finish.EMPTY, None))
     assert [node.id for node in Mcts(64, 2).frontier(tree)] == [0]
     assert Mcts(64, 2).plan(tree) == Round({0: 2})
 
 
 def test_width_and_expansions_are_budgets() -> None:
-    """One trajectory is left to finish: one child. No expansion is left: nothing."""
+    """With one trajectory left there is one child; with no expansion left there is no plan."""
     assert Mcts(2, 3).plan(small()) == Round({3: 1})
     assert Mcts(1).plan(small()) is None
     assert Mcts(1).stopped(small()) is None

@@ -1,4 +1,4 @@
-"""Particle filtering: odds, systematic resampling, and a generator that remembers nothing."""
+"""Particle filtering: odds, systematic resampling, and a generator without state."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_leaf_weighs_its_odds() -> None:
 
 
 def test_certain_rewards_weigh_finitely() -> None:
-    """0 and 1 count as half a rounding unit inside: 1 : 19999 and 19999 : 1."""
+    """0 and 1 count as half a rounding unit inside [0, 1]: 1 : 19999 and 19999 : 1."""
     assert odds_of(0.0) == pytest.approx(1 / 19_999)
     assert odds_of(1.0) == pytest.approx(19_999)
     assert odds_of(0.0001) > odds_of(0.0)
@@ -76,7 +76,7 @@ def test_each_count_is_its_share_rounded(rewards: list[float], total: int, seed:
 def test_equal_particles_get_equal_places(
     particles: int, each: int, reward: float, seed: int
 ) -> None:
-    """Whole-number shares are met exactly, whatever rounding noise is on them."""
+    """Whole-number shares are met exactly in spite of rounding noise."""
     odds = [odds_of(reward)] * particles
     assert systematic(odds, particles * each, offset(seed, 3)) == [each] * particles
 
@@ -99,13 +99,13 @@ def test_no_offset_reaches_zero_or_one(
 
 
 def test_the_offset_follows_from_seed_and_level() -> None:
-    """The same twice; another seed or another level, another one."""
+    """The offset is repeatable, and differs for another seed or level."""
     assert offset(3, 1) == offset(3, 1)
     assert len({offset(3, 1), offset(3, 2), offset(4, 1)}) == 3
 
 
 def test_the_undrawn_are_pruned() -> None:
-    """Odds 1 : 9999 and 9999 : 1 for four places: nothing is left for the first."""
+    """Odds 1 : 9999, 9999 : 1 and 1 : 9999 for four places: all go to the second."""
     tree = row(0.0001, 0.9999, 0.0001)
     assert ParticleFilter(4, 3).plan(tree) == Round({2: 4}, (1, 3))
 
@@ -125,13 +125,13 @@ def test_a_tree_has_one_plan() -> None:
 
 
 def test_ended_trajectories_keep_their_places() -> None:
-    """Two of four have ended: the open two share two places; the best, ended, is not copied."""
+    """Two of four have ended: the open two share two places; the best, which ended, gets none."""
     tree = tree_of((0, "a", END, 1.0), (0, "b", STEP, 0.5), (0, "c", STEP, 0.5), (0, "d", END, 0.0))
     assert ParticleFilter(4, 3).plan(tree) == Round({2: 1, 3: 1})
 
 
 def test_the_seed_is_the_searchs() -> None:
-    """As the spec has it, 0 included, which is also that of a mere question."""
+    """The seed is the spec's, and 0 where the spec has none."""
     spec = SearchSpec(policy="particle_filter", width=8, seed=5)
     assert ParticleFilter.from_spec(spec) == ParticleFilter(8, 5)
     dials = {"ess_threshold": 0.5, "soft_start": True, "max_depth": 9}
@@ -152,9 +152,9 @@ def test_effective_sizes_by_hand(weights: list[float], size: float) -> None:
 
 
 def test_it_is_resampled_where_few_count() -> None:
-    """Odds 3 : 1, ESS 1.6 of 2 = .8: above a threshold of .5 each goes on once, at .8 it is drawn.
+    """Odds 3 : 1, ESS 1.6 of 2 = .8: at threshold .5 each goes on once, at .8 it is resampled.
 
-    Odds 9999 : 1 / 9999: ESS hardly above 1 of 2, drawn at .6 too.
+    Odds 9999 : 1 / 9999: ESS hardly above 1 of 2, resampled at .6 too.
     """
     assert ParticleFilter(2, 3, 0.5).plan(row(0.75, 0.5)) == Round({1: 1, 2: 1})
     resampled = ParticleFilter(2, 3).plan(row(0.75, 0.5))
@@ -163,7 +163,7 @@ def test_it_is_resampled_where_few_count() -> None:
 
 
 def test_free_places_are_always_drawn() -> None:
-    """One of three died at birth: two leaves for three places are no level to leave as it is."""
+    """One of three died empty: with two leaves for three places the level is always resampled."""
     tree = tree_of((0, "a", STEP, 0.5), (0, "", Finish.EMPTY, None), (0, "b", STEP, 0.5))
     plan = ParticleFilter(3, 3, 0.1).plan(tree)
     assert plan is not None
@@ -188,14 +188,14 @@ def test_weights_multiply_until_they_are_drawn_by() -> None:
     assert multiplied == pytest.approx([1, 1 / 9])
     fresh = ParticleFilter(2, 3, 0.8).weights(tree, leaves)
     assert fresh == pytest.approx([1, 1 / 3])
-    # 9 : 1 has an ESS of 100/82 = 1.22 of 2: at .65 this level is drawn, the first (1.6) is not
+    # 9 : 1 has an ESS of 100/82 = 1.22 of 2: at .65 this level is resampled, the first (1.6) is not
     assert ParticleFilter(2, 3, 0.5).plan(tree) == Round({3: 1, 4: 1})
     assert effective_size([9, 1]) == pytest.approx(100 / 82)
     assert ParticleFilter(2, 4, 0.65).plan(tree) == Round({3: 2}, (4,))
 
 
 def test_weights_that_even_out_are_left_alone() -> None:
-    """3 * 1 : 1 * 3 is even: nothing is drawn at any threshold below 1."""
+    """3 * 1 : 1 * 3 is even: no threshold below 1 resamples."""
     tree = two_levels((0.5, 0.75))
     policy = ParticleFilter(2, 3, 0.7)
     assert policy.weights(tree, list(tree.leaves())) == pytest.approx([1, 1])
@@ -203,9 +203,9 @@ def test_weights_that_even_out_are_left_alone() -> None:
 
 
 def test_a_soft_start_by_hand() -> None:
-    """9 : 1, ESS 100/82, N/ESS = 1.64; nothing of the way done: 9^(1/1.64) = 3.82 : 1.
+    """9 : 1, ESS 100/82, N/ESS = 1.64; with all of the way to go: 9^(1/1.64) = 3.82 : 1.
 
-    Half of it done, .82 is below 1: the odds stand. Equal weights stay equal.
+    With half to go .82 is below 1: the odds are unchanged. Equal weights stay equal.
     """
     assert softened([9, 1], 1.0) == pytest.approx([9 ** (1 / 1.64), 1])
     assert softened([9, 1], 0.5) == [9, 1]
@@ -222,7 +222,7 @@ def test_a_soft_start_keeps_more_particles_early() -> None:
 
 
 def say(branch: Branch) -> str:
-    """Steps that are no loops, then an answer."""
+    """Text of a step that does not repeat its parent, or of an answer."""
     return "The answer is 1." if branch.seed % 4 == 0 else f"s{len(branch.tokens)}\n\n"
 
 
@@ -230,7 +230,7 @@ def say(branch: Branch) -> str:
 async def test_every_round_spends_the_width_at_any_threshold(
     width: int, seed: int, threshold: float, soft: bool
 ) -> None:
-    """As with the default; and a tree has one plan."""
+    """At any threshold exactly the width finishes, and the same seed gives the same tree."""
     dials = {"ess_threshold": threshold, "soft_start": soft, "max_depth": 6}
     fields = {"policy": "particle_filter", "width": width, "seed": seed, **dials}
     spec = SearchSpec.model_validate(fields)

@@ -1,4 +1,4 @@
-"""What a beam's previous reward says about running its children ahead."""
+"""How many children of a beam may be drawn ahead, by the beam's previous reward."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ REWARDS = st.lists(st.one_of(st.none(), st.floats(0, 1)), max_size=40)
 
 
 def test_four_bins_by_hand() -> None:
-    """B = 4 over rewards from 0.1 to 0.9: bins of 0.2, the top one may run all four ahead."""
+    """B = 4 over rewards from 0.1 to 0.9: bins of 0.2, the top bin may run all four ahead."""
     rewards = [0.9, 0.71, 0.69, 0.5, 0.31, 0.29, 0.1]
     assert potentials(rewards, 4) == [4, 4, 3, 3, 2, 1, 1]
 
 
 def test_without_a_reward_one_child() -> None:
-    """The children of the root, and policies that score nothing."""
+    """A beam without a reward, such as the root, may run one child ahead."""
     assert potentials([None, None], 8) == [1, 1]
     assert potentials([None, 0.2, 0.8], 2) == [1, 1, 2]
     assert potentials([], 3) == []
@@ -25,7 +25,7 @@ def test_without_a_reward_one_child() -> None:
 
 @given(REWARDS, st.integers(1, 16))
 def test_a_better_beam_may_run_as_many_ahead(rewards: list[float | None], branching: int) -> None:
-    """From 1 to B, monotone in the reward, the best beam B."""
+    """Numbers are from 1 to B and monotone in the reward; the best beam has B."""
     limits = potentials(rewards, branching)
     pairs = [(r, p) for r, p in zip(rewards, limits, strict=True) if r is not None]
     assert all(1 <= p <= branching for p in limits)

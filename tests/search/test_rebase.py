@@ -72,7 +72,7 @@ rewards_of_a_level = st.lists(st.integers(0, 10_000).map(lambda i: i / 10_000), 
 
 @given(rewards_of_a_level, st.integers(1, 1024), st.sampled_from([0.05, 0.2, 1.0]))
 def test_shares_follow_exact_arithmetic(rewards: list[float], total: int, temp: float) -> None:
-    """Shares add up to the total, never rise with a falling reward, and equal exact fractions'."""
+    """Shares add up to the total, never rise as rewards fall, and are those of exact fractions."""
     rewards.sort(reverse=True)
     shares = allocate(rewards, total, temp)
     assert sum(shares) == total
@@ -117,7 +117,7 @@ def crowd() -> Tree:
 @pytest.mark.parametrize(
     ("mass", "plan"),
     [
-        # the paper's: five equal leaves share 10
+        # as in the paper: five equal leaves share 10
         pytest.param(1.0, Round({1: 2, 2: 2, 3: 2, 4: 2, 5: 2}), id="every leaf"),
         # 4^.5 : 1 = 2 : 1 of 10: ceil(6.67) = 7, and 3
         pytest.param(0.5, Round({1: 7, 5: 3}, (2, 3, 4)), id="the root of it"),
@@ -125,7 +125,7 @@ def crowd() -> Tree:
     ],
 )
 def test_mass_by_hand(mass: float, plan: Round) -> None:
-    """Below 1 twins are one leaf, whose children are drawn at the lowest id."""
+    """With mass below 1 twins count as one leaf, whose children go to the lowest id."""
     assert Rebase(10, 0.2, mass).plan(crowd()) == plan
 
 
@@ -137,7 +137,7 @@ def test_mass_and_reward_multiply() -> None:
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=12), st.integers(1, 40), st.floats(0, 0.9))
 def test_mass_spends_the_width(steps: list[int], width: int, mass: float) -> None:
-    """Whatever is equal: exactly the width, and never to two twins."""
+    """With any twins exactly the width is spent, and no two twins get children."""
     tree = tree_of(*((0, f"{step}", STEP, step / 4) for step in steps))
     plan = Rebase(width, 0.2, mass).plan(tree)
     assert plan is not None
@@ -147,7 +147,7 @@ def test_mass_spends_the_width(steps: list[int], width: int, mass: float) -> Non
 
 
 def test_the_floor_by_hand() -> None:
-    """14, 2, 0 becomes 13, 2, 1 down to the floor; below it nothing changes."""
+    """At depth 1, a floor level, 14, 2, 0 becomes 13, 2, 1; deeper nothing changes."""
     assert Rebase(16, 0.2, floor_levels=1).plan(row(0.9, 0.5, 0.1)) == Round({1: 13, 2: 2, 3: 1})
     below = tree_of(
         (0, "r", STEP, 0.5), *((1, s, STEP, r) for s, r in zip("abc", (0.9, 0.5, 0.1), strict=True))
@@ -156,20 +156,20 @@ def test_the_floor_by_hand() -> None:
 
 
 def test_the_floor_is_for_paths_not_for_leaves() -> None:
-    """Of two twins one has a child: the path needs no other. 4 e^0 : e^-4 gives a, a 2 each."""
+    """A floor needs one child for two twins. Without a floor 4 places give both a 2 each."""
     tree = tree_of((0, "a", STEP, 0.9), (0, "a", STEP, 0.9), (0, "b", STEP, 0.1))
     assert Rebase(4, 0.2).plan(tree) == Round({1: 2, 2: 2}, (3,))
     assert Rebase(4, 0.2, floor_levels=1).plan(tree) == Round({1: 2, 2: 1, 3: 1})
 
 
 def test_a_floor_that_is_too_dear_is_for_the_best() -> None:
-    """Two children for three paths: the better two have them."""
+    """With two children for three paths the better two get one each."""
     assert Rebase(2, 0.2, floor_levels=1).plan(row(0.1, 0.9, 0.0)) == Round({2: 1, 1: 1}, (3,))
 
 
 @given(rewards_of_a_level, st.integers(1, 60))
 def test_with_a_floor_nobody_is_given_up_who_need_not_be(rewards: list[float], width: int) -> None:
-    """As many distinct leaves live as there are, or children; the width is spent."""
+    """As many leaves get children as the width allows, and the width is spent."""
     plan = Rebase(width, 0.05, floor_levels=1).plan(row(*rewards))
     assert plan is not None
     assert len(plan.expand) == min(width, len(rewards))

@@ -1,4 +1,4 @@
-"""Restarts: a level that has no hope is given up, and the root drawn from again."""
+"""Restarts: a hopeless level is pruned, and new first steps are drawn at the root."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WITH_RESTARTS: tuple[PolicyName, ...] = ("rebase", "ets", "ets_kv", "dora", "ada
 
 
 def rebase(width: int, restarts: Restarts | None) -> Rebase:
-    """At T = .2."""
+    """REBASE at T = .2."""
     return Rebase(width, 0.2, restarts=restarts)
 
 
@@ -37,13 +37,13 @@ def test_a_hopeless_level_is_given_up() -> None:
 
 @pytest.mark.parametrize("best", [0.1, 0.9])
 def test_one_step_is_hope_enough(best: float) -> None:
-    """From .1 on; REBASE deals the level."""
+    """With one reward of .1 or more the plan is REBASE's without restarts."""
     plan = rebase(3, ONCE).plan(row(0.0, best, 0.0))
     assert plan == rebase(3, None).plan(row(0.0, best, 0.0))
 
 
 def test_a_reward_that_is_not_known_is_no_zero() -> None:
-    """It is missed, as without restarts."""
+    """A missing reward is an error, as without restarts."""
     tree = row(0.0, 0.0, 0.0)
     tree[2].reward = None
     with pytest.raises(RewardMissing, match="node 2 has no reward"):
@@ -51,7 +51,7 @@ def test_a_reward_that_is_not_known_is_no_zero() -> None:
 
 
 def test_so_is_a_trajectory_that_has_ended() -> None:
-    """With .5: what is left of the width is dealt below the leaves. With .05: at the root."""
+    """If an ended one has .5 the other place goes below the leaf; with .05 it goes to the root."""
     for reward, expected in ((0.5, 1), (0.05, ROOT)):
         tree = tree_of((0, "a", STEP, 0.0), (0, "b", END, reward))
         plan = rebase(2, ONCE).plan(tree)
@@ -60,7 +60,7 @@ def test_so_is_a_trajectory_that_has_ended() -> None:
 
 
 def test_deeper_levels_start_again_at_the_root_too() -> None:
-    """Below a promising step nothing is; that step stays, its children do not."""
+    """A promising step has only hopeless children: they are pruned, the step itself is not."""
     tree = tree_of(
         (0, "a", STEP, 0.9), (0, "b", STEP, 0.0), (1, "c", STEP, 0.0), (1, "d", STEP, 0.0)
     )
@@ -69,7 +69,7 @@ def test_deeper_levels_start_again_at_the_root_too() -> None:
 
 
 def test_after_the_last_restart_a_level_is_dealt_as_ever() -> None:
-    """Twice three first steps were drawn, one restart is allowed: two leaves get the level."""
+    """Three first steps were drawn twice and one restart is allowed: the three leaves go on."""
     tree = row(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
     for node in (1, 2, 3):
         tree.prune(node)
@@ -79,8 +79,8 @@ def test_after_the_last_restart_a_level_is_dealt_as_ever() -> None:
 
 
 def test_chains_stand_by_again() -> None:
-    """Of width 3 one chain, a - b, ended; x and y have no hope, nor has a: they start again, and
-    the chain's first step is a candidate beside what is new."""
+    """Of width 3 one chain, a - b, ended; x is hopeless and so is a: the root gets new steps, and
+    the chain's first step is a candidate beside them."""
     chain = [(0, "a", STEP, 0.05), (1, "b", END, 0.0)]
     level = tree_of(*chain, (0, "x", STEP, 0.0))
     adaptive = Adaptive(3, 1, 1.0, rebase(3, ONCE))
@@ -94,7 +94,7 @@ def test_chains_stand_by_again() -> None:
 
 @pytest.mark.parametrize("policy", WITH_RESTARTS)
 async def test_what_was_not_drawn_at_first_is_found(policy: PolicyName) -> None:
-    """A first step is right from the seventh on: a width of 6 finds it by a restart alone."""
+    """Only the seventh first step and later ones are right: width 6 finds it only by a restart."""
 
     def say(branch: Branch) -> str:
         if branch.parent == ROOT:
@@ -113,7 +113,7 @@ async def test_what_was_not_drawn_at_first_is_found(policy: PolicyName) -> None:
 
 
 async def test_what_may_start_again_is_not_certain() -> None:
-    """One has ended, with .05, and the other leaf is given up for a new first step: which wins."""
+    """One reply ended with .05; the other leaf is pruned for a new first step, which wins."""
 
     def say(branch: Branch) -> str:
         return ("The answer is 1.", "wrong\n\n", "The answer is 2.")[branch.child]
@@ -144,7 +144,7 @@ async def test_the_width_and_the_bound_hold(
     engine: ScriptedEngine,
 ) -> None:
     """No more finish than the width, the root's children stay within the bound, no round is wider
-    than the width, nothing grows below what a hint called dead."""
+    than the width, nothing grows below a node that a hint called dead."""
     spec = SearchSpec(
         policy=policy,
         width=width,

@@ -1,4 +1,4 @@
-"""What subtrees come to, by hand and by what must hold of any tree."""
+"""Values and advantages of steps, by hand and as properties of any tree."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_values_and_advantages_worked_by_hand() -> None:
 
 
 def test_a_return_that_is_not_known_counts_nowhere() -> None:
-    """By another measure, of which one trajectory has none."""
+    """With another measure one trajectory has no return, and does not count."""
     tree = Tree([7])
     for reward in (0.1, 0.2, 0.3):
         tree.add(ROOT, [1], "", Finish.END).reward = reward
@@ -52,7 +52,7 @@ def test_a_return_that_is_not_known_counts_nowhere() -> None:
 
 @given(st.data())
 def test_advantages_add_up_along_a_trajectory(data: st.DataObject) -> None:
-    """To its return less the root's value; a parent's value is its children's, by trajectories."""
+    """The sum is the return less the root's value; a value is the mean over its trajectories."""
     tree = Tree([7])
     for _ in range(data.draw(st.integers(1, 30))):
         parent = data.draw(st.sampled_from([n.id for n in tree.nodes if n.state is NodeState.OPEN]))

@@ -1,4 +1,4 @@
-"""The dials: strict, but for JSON's one kind of number."""
+"""SearchSpec's fields are strict, except that JSON has one kind of number."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from search.spec import SearchSpec
 
 
 def test_a_whole_number_is_an_integer() -> None:
-    """JSON writes 16 as 16.0 where it likes; a fraction is refused, as is a text."""
+    """16.0 is accepted for 16, since JSON may write it so; fractions and texts are refused."""
     spec = SearchSpec.model_validate({"width": 16.0, "temperature": 1.0, "max_tokens": 1e3})
     assert (spec.width, spec.temperature, spec.max_tokens) == (16, 1.0, 1000)
     for wrong in (16.5, "16", True, float("inf"), float("nan"), 1e308):

@@ -1,8 +1,8 @@
 """The optimum over trees whose steps begin alike, so that edges of their radix tree are split.
 
-What is kept is compared with every set of leaves, whose cost is counted from token prefixes and
-whose worth is what the paper's objective (7) says: nothing of ``search.stats`` or
-``search.leaf_selection`` is used for that.
+The solution is compared with every set of leaves, whose cost is counted from token prefixes and
+whose value follows the paper's objective (7), without using ``search.stats`` or
+``search.leaf_selection``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ KV = Ets(4, 0.2, diversity_weight=0.0, cost="tokens")
 
 @dataclass(frozen=True)
 class Case:
-    """A tree's open leaves, what REBASE would give them, their clusters (none: not compared)."""
+    """A tree's open leaves with REBASE's weights and clusters (none if steps are not compared)."""
 
     tree: Tree
     leaves: list[Node]
@@ -36,7 +36,7 @@ class Case:
 
     @property
     def program(self) -> Program:
-        """What is solved."""
+        """The program that is solved."""
         blocks = token_blocks(self.tree, self.leaves)
         dials = float(self.budget), float(self.diversity)
         return Program.of(blocks, self.weights, self.clusters, *dials)
@@ -47,8 +47,8 @@ class Case:
         return sum(1 << i for i, end in enumerate(blocks.ends) if end in ends)
 
     def objectives(self) -> dict[int, Fraction]:
-        """Objective (7) of every set of leaves that is not empty and holds, with a leaf, every one
-        whose path begins that leaf's: it costs nothing and may only gain."""
+        """Objective (7) of every non-empty set that has, with each leaf, every leaf whose path is a
+        prefix of that leaf's, since it costs nothing more. A set is a bit mask of leaves."""
         paths = [self.tree.tokens(leaf.id) for leaf in self.leaves]
         prefixes = {path[:n] for path in paths for n in range(1, len(path) + 1)}
         bit = {prefix: 1 << i for i, prefix in enumerate(sorted(prefixes))}
@@ -71,7 +71,7 @@ class Case:
 
 
 def case(seed: int, most: int = 9) -> Case:
-    """Up to ``most`` steps a level, of one to three letters, so that many begin as others do."""
+    """A random case of up to ``most`` steps a level, with few letters, so that edges are split."""
     dice = Random(seed)
     tree, letters = Tree((7,) * dice.randint(1, 4)), dice.randint(1, 3)
     branches = dice.randint(2, most)
@@ -95,7 +95,7 @@ def case(seed: int, most: int = 9) -> Case:
 
 
 def check(instance: Case) -> int:
-    """Whether an edge was split; what is kept is an optimum, but for what rounding hides."""
+    """Check that the solution is optimal up to rounding; returns whether an edge was split."""
     program = instance.program
     objectives = instance.objectives()
     count = len(program.above) + len(instance.weights) + len(program.members)
@@ -105,19 +105,19 @@ def check(instance: Case) -> int:
 
 
 def test_every_choice_is_brute_forces() -> None:
-    """A thousand trees, most of them with edges that were split."""
+    """Solutions of a thousand trees are optimal, most of them with split edges."""
     assert sum(check(case(seed)) for seed in range(1000)) > 600
 
 
 @pytest.mark.nightly
 @pytest.mark.slow
 def test_ten_thousand_choices_are_brute_forces() -> None:
-    """The same over more and larger ones."""
+    """Solutions of ten thousand larger trees are optimal."""
     assert sum(check(case(seed, most=10)) for seed in range(10_000)) > 6000
 
 
 def test_the_solver_says_the_same() -> None:
-    """HiGHS, for a hundred of them."""
+    """HiGHS's sets are as good as ``best_set``'s, for a hundred trees."""
     for seed in range(100):
         program = case(seed).program
         kept_blocks = solve(program, "highs")
@@ -127,7 +127,7 @@ def test_the_solver_says_the_same() -> None:
 
 @pytest.mark.slow
 def test_both_solvers_say_the_same() -> None:
-    """CBC too, which is a process each time."""
+    """CBC's sets are as good too; it starts a process for each."""
     for seed in range(100, 200):
         program = case(seed).program
         highs, cbc = solve(program, "highs"), solve(program, "cbc")
@@ -138,7 +138,7 @@ def test_both_solvers_say_the_same() -> None:
 
 
 def test_a_round_worked_by_hand() -> None:
-    """12 and 13 share the 1, so that its edge is split; six tokens, each a sixth of lambda_b = 1.
+    """12 and 13 share the 1, so that their edge is split; six tokens, each 1/6 of lambda_b = 1.
 
     Rewards .9, .8, .9 at T = .2 weigh 4 as 2, 0, 2. Leaves 1 and 3 gain 1 - 5/6, which leaf 2 would
     lower by its 1/6; leaf 3 alone gains 1/2 - 3/6, and so does leaf 1.

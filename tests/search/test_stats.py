@@ -13,11 +13,11 @@ from tests.search.test_faults import Clock
 
 
 async def test_all_of_them() -> None:
-    """Beam of 2 at width 3; a round a second; lengths in tokens, the prompt has 2.
+    """Beam search with 2 beams at width 3; a round takes a second; the prompt has 2 tokens.
 
     Round 1: ``aa..`` ``ab..`` ``c...`` (4 each, aa and ab share one) = 2 + 4 + 3 + 4 = 13.
-    Beam gives up aa. Round 2 below ab: two ends of 2 tokens (equal); below c: one step of 3.
-    Candidates: 2 + 4 + 2 (equal ends once) + 4 + 3 = 15. Round 3: that one ends with 2 more:
+    Beam prunes aa. Round 2 below ab: two ends of 2 tokens (equal); below c: one step of 3.
+    Candidates: 2 + 4 + 2 (equal ends once) + 4 + 3 = 15. Round 3: that step ends with 2 more:
     only its path is a candidate: 2 + 4 + 3 + 2 = 11.
     """
     replies = {
@@ -82,7 +82,7 @@ async def test_policy_seconds_are_those_of_planning() -> None:
 
 
 async def test_nothing_finished_has_no_goodput() -> None:
-    """No completed trajectory, no tokens a second."""
+    """Without a completed trajectory goodput is 0 tokens a second."""
     outcome = await grow(
         ScriptedEngine(lambda _: "\n\n"), SearchSpec(width=2, seed=0), clock=Clock()
     )

@@ -47,7 +47,7 @@ def test_the_root_gets_no_more_than_may_finish() -> None:
 
 
 def test_breadth_defaults_to_what_the_width_has_room_for() -> None:
-    """Whole branches of the width, at least one."""
+    """Breadth is the number of whole branches that fit the width, at least one."""
     policies = [TotBfs.from_spec(SearchSpec(policy="tot_bfs", width=w)) for w in (1, 3, 16)]
     assert [(policy.branch, policy.breadth) for policy in policies] == [(3, 1), (3, 1), (3, 5)]
     spec = SearchSpec(policy="tot_bfs", width=16, branch=5, breadth=2)
@@ -66,8 +66,8 @@ def test_breadth_defaults_to_what_the_width_has_room_for() -> None:
 async def test_levels_keep_their_breadth_and_never_outgrow_the_width(
     width: int, branch: int, breadth: int | None, seed: int, ends: int, coarse: int
 ) -> None:
-    """A level keeps at most ``breadth`` leaves with ``branch`` thoughts each, all but the last in
-    full; no more finish than the width says; what is kept is worth at least what is not."""
+    """A level keeps at most ``breadth`` leaves with ``branch`` thoughts each, the last maybe fewer;
+    no more finish than the width; kept leaves have rewards no lower than pruned ones."""
 
     def say(request: Branch) -> str:
         roll = dice(request.tokens, request.seed) % 100

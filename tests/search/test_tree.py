@@ -1,4 +1,4 @@
-"""The tree's own rules, and the random streams that nodes are named by."""
+"""The tree's own rules, and the seeds of nodes' random streams."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def test_a_steps_end_decides_its_state(finish: Finish, state: NodeState) -> None
 
 
 def test_a_node_is_what_was_said_of_it() -> None:
-    """Every field by hand, of the root, of a step and of its twin, whose first is the step; its
-    tokens are its own though they came in a list."""
+    """Every field of the root, of a step and of its twin, whose ``first`` is the step; tokens are
+    copied from the caller's list."""
     tree, ids = Tree([7]), [5, 6]
     tree.add(0, ids, "ab", STEP, logprob=-0.5, entropy=0.25)
     twin = tree.add(0, ids, "ab", END)
@@ -68,7 +68,7 @@ def test_paths_depths_and_texts() -> None:
 
 
 def test_above_are_the_steps_on_the_way() -> None:
-    """2 and 3 for leaf 3, 1 for itself until it is pruned; 4 has ended. The root is no step."""
+    """Leaf 3 gives 2 and 3, leaf 1 itself until it is pruned; 4 has ended. The root is no step."""
     tree = tree_of(
         (0, "aa", STEP, None), (0, "b", STEP, None), (2, "c", STEP, None), (2, "d", END, 1)
     )
@@ -79,7 +79,7 @@ def test_above_are_the_steps_on_the_way() -> None:
 
 
 def test_an_inner_node_is_pruned_alone() -> None:
-    """What has grown from it stays open."""
+    """Its children stay open."""
     tree = tree_of((0, "a", STEP, None), (1, "b", STEP, None))
     tree.prune(1)
     assert [node.state for node in tree.nodes[1:]] == [NodeState.PRUNED, NodeState.OPEN]
@@ -94,7 +94,7 @@ def test_pruning_leaves_the_finished_alone() -> None:
 
 
 PURPOSES = ("step", "judge", "vote")
-"""Two of them are equally long."""
+"""Purposes of which two have the same length."""
 
 
 @pytest.mark.promise(

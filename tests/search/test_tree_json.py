@@ -1,4 +1,4 @@
-"""A tree goes through JSON unharmed; a bad document is refused by field."""
+"""A tree survives JSON; a bad document is refused with the field's name."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_bad_document_is_refused_by_field(
 
 
 def test_a_child_of_a_finished_step_is_refused() -> None:
-    """No tree can have grown like that."""
+    """A document with such a parent is refused, since only open nodes grow."""
     document = to_json(tree_of((0, "a", END, 0.25), (0, "b", STEP, 0.5)))
     nodes = document["nodes"]
     assert isinstance(nodes, list)

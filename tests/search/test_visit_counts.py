@@ -17,7 +17,7 @@ from tests.search.trees import END, STEP, row, tree_of
 
 
 def small() -> Tree:
-    """1 has ended once (3) and is open once (4); below 2 a step died at birth (5)."""
+    """Below 1 a step has ended (3) and one is open (4); below 2 an empty step died (5)."""
     return tree_of(
         (0, "a", STEP, 0.8),
         (0, "b", STEP, 0.4),
@@ -46,7 +46,7 @@ def test_every_finished_trajectory_is_a_visit() -> None:
 
 
 def test_a_virtual_visit_is_one_more_of_the_whole_path() -> None:
-    """On its way to 4: 4, 1 and the root; what came of them stays."""
+    """A virtual visit to 4 counts for 4, 1 and the root; sums of rewards do not change."""
     visits = VisitCounts.of(small(), "mcts", lambda _: True)
     units = list(visits.units)
     visits.pass_through(visits.tree[4])
@@ -57,13 +57,13 @@ def test_a_virtual_visit_is_one_more_of_the_whole_path() -> None:
 
 
 def test_expansions_are_counted_by_the_branch() -> None:
-    """Two children a time: 3 children are two expansions, the second cut short."""
+    """With two children an expansion 3 children are two expansions, the second cut short."""
     tree = tree_of(*((0, f"s{i}", STEP, 0.5) for i in range(3)), (1, "a", STEP, 0.5))
     assert expansions_below(tree, 2) == [3, 1, 0, 0, 0]
 
 
 def test_children_are_handed_out_until_the_width_is() -> None:
-    """Three each for 1 and 2, one is left for 3; a node cut short before gets what it lacked."""
+    """1 and 2 get three each, 3 one; the root completes an expansion that was cut short."""
     tree = row(0.5, 0.5, 0.5, 0.5)
     nodes = tree.nodes[1:]
     assert hand_out(nodes, 3, 7) == {1: 3, 2: 3, 3: 1}
@@ -71,9 +71,9 @@ def test_children_are_handed_out_until_the_width_is() -> None:
 
 
 def test_heads_are_the_best_of_the_last_expansions() -> None:
-    """0 was expanded twice: 3 leads its last two, below which nothing has grown; 1 grew to 5, 6.
+    """0 was expanded twice: 3 leads its last two, which have no children; 1 has children 5 and 6.
 
-    Of these the better one has ended: that path has no head. Below 2 the better one is 8.
+    Of these the better one has ended, so that path has no head. Below 2 the better one is 8.
     """
     tree = tree_of(
         (0, "a", STEP, 0.9),
@@ -93,7 +93,7 @@ def test_heads_are_the_best_of_the_last_expansions() -> None:
 
 
 def test_twins_are_known_by_their_first() -> None:
-    """2 says what 1 says, 5 what 4 says below it; 6 says it elsewhere. A twin is never a head."""
+    """2 repeats 1, 5 below 2 repeats 4 below 1; 6 is another path's. A twin is never a head."""
     tree = tree_of(
         (0, "a", STEP, 0.9),
         (0, "a", STEP, 0.9),

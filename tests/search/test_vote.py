@@ -95,7 +95,7 @@ def test_best_by_path(rule: VoteName, chosen: int, weights: dict[str, float]) ->
     ("rule", "chosen"), [("best_min", 3), ("best_last", 4), ("weighted_majority", 4)]
 )
 def test_the_reply_is_the_best_member_by_the_rules_own_score(rule: VoteName, chosen: int) -> None:
-    """Both say a: 3 has .9 and .5 on its path, 4 has .2 and .8."""
+    """Both have answer a: 3 has .9 and .5 on its path, 4 has .2 and .8."""
     steps = ((0, "p", STEP, 0.9), (0, "q", STEP, 0.2), (1, "a", END, 0.5), (2, "a", END, 0.8))
     assert vote(tree_of(*steps), rule).chosen == chosen
 
@@ -138,7 +138,7 @@ def test_weights_are_added_without_rounding_noise() -> None:
 def test_equal_paths_are_a_tie(
     rule: VoteName, first: tuple[float, ...], second: tuple[float, ...], weight: float
 ) -> None:
-    """Equal on paper is equal: the reply is the one with the lower id, whichever way round."""
+    """Scores that are equal in exact arithmetic tie: the reply is the one with the lower id."""
     for paths in (first, second), (second, first):
         tree = tree_of()
         ends = [down(tree, rewards, answer) for rewards, answer in zip(paths, "ab", strict=True)]
@@ -162,7 +162,7 @@ def down(tree: Tree, rewards: tuple[float, ...], answer: str) -> int:
     rule=st.sampled_from(["best_min", "best_prod", "best_mean"]),
 )
 def test_the_best_path_is_the_first_of_the_best(paths: list[list[int]], rule: VoteName) -> None:
-    """Rewards in tenths, and whole numbers compared crosswise: no fraction, no float."""
+    """The vote agrees with comparing tenths as whole numbers, without fractions or floats."""
     tree = tree_of()
     ends = [down(tree, tuple(tenth / 10 for tenth in path), "a") for path in paths]
 
@@ -187,7 +187,7 @@ def test_replies_without_an_answer_do_not_vote() -> None:
 
 
 def test_cut_trajectories_vote_only_with_an_answer() -> None:
-    """Cut with an answer: counted. Cut without: not."""
+    """A cut trajectory counts if it has an answer."""
     tree = tree_of((0, "a", END, 0.2), (0, "b", LIMIT, 0.6), (0, "-", LIMIT, 0.9))
     assert vote(tree, "weighted_majority").answers == (
         AnswerClass("b", 0.6, 1, 2),
@@ -196,8 +196,8 @@ def test_cut_trajectories_vote_only_with_an_answer() -> None:
 
 
 def test_no_answer_falls_back_to_the_best_reward_and_says_so() -> None:
-    """Among replies that ended; a cut one only if there is no other. Ties: the lower id. A reward
-    of 0 is one."""
+    """Only replies that ended count, cut ones only if there is no other. Ties: the lower id. A
+    reward of 0 is a reward."""
     tree = tree_of(
         (0, "-", END, 0.2), (0, "x-", END, 0.6), (0, "y-", END, 0.6), (0, "-", LIMIT, 1.0)
     )
@@ -221,7 +221,7 @@ def test_no_answer_and_no_reward_falls_back_to_the_mean_log_probability() -> Non
 
 
 def test_no_answer_no_reward_and_an_unknown_log_probability_is_the_first() -> None:
-    """One that is not known leaves nothing to go by but the order."""
+    """If a log-probability is unknown the first reply is chosen."""
     lines = ((0, "p-", END, None), (0, "q-", END, None), (0, "r-", END, None))
     ballot = vote(tree_of(*lines, logprobs=(-2.0, None, -1.0)), "majority")
     assert ballot == Ballot(None, 1, (), "first (no reply has an answer)")
@@ -231,7 +231,7 @@ def test_no_answer_no_reward_and_an_unknown_log_probability_is_the_first() -> No
     ("rule", "score"), [("confidence", "0.3536"), ("lowest_confidence", "0.25")]
 )
 def test_a_trajectorys_confidence_is_its_score(rule: VoteName, score: str) -> None:
-    """Two steps of a token, by 1/2 and 1/4: the geometric mean is 0.35355, the least 1/4."""
+    """Two steps of a token, of 1/2 and 1/4: the geometric mean is 0.35355, the least 1/4."""
     tree = tree_of((0, "a", STEP, None), (1, "1", END, None), logprobs=(log(1 / 2), log(1 / 4)))
     assert path_score(tree, rule, tree[2]) == Fraction(score)
 
@@ -243,8 +243,8 @@ def test_nothing_finished_chooses_nothing() -> None:
 
 
 def test_what_a_budget_cut_short_is_the_best_open_path() -> None:
-    """By the last reward, ties to the lower id; without rewards by the mean log-probability; what
-    was given up, or has gone on, is none; where nothing was drawn there is no reply."""
+    """The best is by the last reward, ties to the lower id; without rewards by the mean
+    log-probability. Pruned and inner nodes do not count; without any step there is no reply."""
     why = "(no trajectory finished)"
     lines = ((0, "a", STEP, 0.9), (0, "b", STEP, 0.5), (1, "c", STEP, 0.5), (0, "d", STEP, 0.8))
     tree = tree_of(*lines)
@@ -257,7 +257,7 @@ def test_what_a_budget_cut_short_is_the_best_open_path() -> None:
 
 
 def test_when_every_branch_has_died_the_last_of_them_speaks() -> None:
-    """One died at once, the other after a step: the step is the reply, the loop below it is not."""
+    """One branch died at once, the other after a step: that step is the reply, not its loop."""
     died = (0, "\n\n", Finish.EMPTY, None), (2, "a", Finish.LOOP, None)
     tree = tree_of(died[0], (0, "a", STEP, 0.1), died[1])
     assert vote(tree, "majority") == Ballot(None, 2, (), "last (every branch died)")
@@ -271,7 +271,7 @@ def test_a_missing_reward_is_an_error(rule: VoteName) -> None:
 
 
 def test_the_rule_follows_the_policy_unless_given() -> None:
-    """Weighted majority, but majority where nothing is scored; the client's own rule wins."""
+    """Most policies use weighted majority, majority without scores; the client's rule wins."""
     assert vote_name(SearchSpec(policy="rebase")) == "weighted_majority"
     assert vote_name(SearchSpec(policy="self_consistency")) == "majority"
     assert vote_name(SearchSpec(policy="self_consistency", vote="best_min")) == "best_min"
@@ -302,7 +302,7 @@ def test_equal_answers_make_a_class_in_node_order() -> None:
 
 
 def test_an_answer_is_compared_once() -> None:
-    """What is spelled as before is in that one's class: comparing may take a while."""
+    """An answer spelled as an earlier one joins its class without comparing, which may be slow."""
     comparisons: list[tuple[str, str]] = []
     classes("12123", lambda first, second: comparisons.append((first, second)) is not None)
     assert comparisons == [("1", "2"), ("1", "3"), ("2", "3")]
@@ -313,8 +313,8 @@ def test_an_answer_is_compared_once() -> None:
 )
 @given(st.text("123456789", max_size=12), st.sets(st.integers(0, 12)))
 def test_classes_do_not_depend_on_when_they_are_asked_for(answers: str, moments: set[int]) -> None:
-    """Sorted while the tree grows or all at once: the same classes, in the same order. Each joins
-    the first one that was opened of those whose first member it equals."""
+    """Classes are the same, in the same order, whether built as the tree grows or at once. An
+    answer joins the first class whose first member it equals."""
     tree = tree_of()
     growing = AnswerClasses(last_letter, near)
     for i, answer in enumerate(answers):
@@ -365,21 +365,21 @@ def test_lineages_count_once_for_an_answer_by_hand() -> None:
 
 
 def test_a_lineage_without_a_reward_is_named() -> None:
-    """As with every vote that reads rewards."""
+    """The error is that of every vote that reads rewards."""
     tree = tree_of((0, "1", END, None), (0, "1", END, 0.5))
     with pytest.raises(RewardMissing, match="vote lineages needs one"):
         hold_vote(tree, "lineages", AnswerClasses(last_letter).of(tree))
 
 
 def test_the_best_of_a_lineage_wherever_it_stands() -> None:
-    """.2 then .7 below one child of the root; nothing below another is worth nothing."""
+    """A lineage counts its best, .7 after .2, and one with reward 0 adds nothing."""
     tree = tree_of((0, "a", STEP, 0.5), (0, "1", END, 0.0), (1, "1", END, 0.2), (1, "1", END, 0.7))
     (answer,) = hold_vote(tree, "lineages", AnswerClasses(last_letter).of(tree)).answers
     assert (answer.weight, answer.count, answer.reply) == (0.7, 3, 4)
 
 
 async def test_of_chains_the_lineages_are_the_weighted_majority() -> None:
-    """They share no step: same answer, same weights."""
+    """Chains share no step, so lineages give the same answers and weights."""
     for seed in range(10):
         spec = SearchSpec(policy="best_of_n", width=9, seed=seed, max_depth=8)
         plain = await grow(ScriptedEngine(), spec)
@@ -389,7 +389,7 @@ async def test_of_chains_the_lineages_are_the_weighted_majority() -> None:
 
 
 def test_confidences_by_hand() -> None:
-    """Node 3 says ``ab1`` by 1/2 a token, then 1/8: the geometric mean is (1/4 * 1/8) ** (1/3) =
+    """Node 3's ``ab1`` has 1/2 a token, then 1/8: the geometric mean is (1/4 * 1/8) ** (1/3) =
     0.3150, the least sure step's 1/8. Node 4 has 1/4 and 1/4, 0.25 both. Node 5 alone has 2/5.
 
     By ``confidence`` 1 and 2 weigh .3150 + .25 to .4; by ``lowest_confidence`` .125 + .25 to .4.
@@ -415,14 +415,14 @@ def test_confidences_by_hand() -> None:
 
 @pytest.mark.parametrize("rule", CONFIDENCES)
 def test_confidences_need_every_steps_log_probability(rule: VoteName) -> None:
-    """Some servers tell none."""
+    """A step without a log-probability, which some servers do not return, is an error."""
     tree = tree_of((0, "a", STEP, None), (1, "1", END, None), logprobs=(None, -1.0))
     with pytest.raises(RewardMissing, match=f"node 2 has no log-probability; vote {rule}"):
         vote(tree, rule)
 
 
 async def test_confidences_need_no_reward_model() -> None:
-    """They are held on the tree that a majority is held on."""
+    """Without a reward model these votes work, on the same tree as a majority."""
     spec = SearchSpec(policy="self_consistency", width=5, seed=2, max_depth=8)
     plain = await grow(ScriptedEngine(scores=False), spec)
     for rule in CONFIDENCES:

@@ -25,20 +25,20 @@ LEVEL_BY_LEVEL = sorted(
 )
 ALL = pytest.mark.parametrize("policy", LEVEL_BY_LEVEL)
 BY_BREADTH = {"tot_bfs"}
-"""Their rounds are as wide as what they keep; their own tests say how far the width goes."""
+"""Their rounds are as wide as the leaves they keep; their own tests check the width."""
 SCORED = sorted(
     name
     for name, policy in POLICIES.items()
     if name != "adaptive" and policy(SearchSpec(policy=name)).scores is Scores.ALL
 )
-"""Those that read the rewards of every round, as ``adaptive`` does not while its chains grow."""
+"""Policies that read the rewards of every round; ``adaptive`` does not while its chains grow."""
 BY_WIDTH = pytest.mark.parametrize("policy", sorted(set(LEVEL_BY_LEVEL) - BY_BREADTH))
 
 
 def rough(empty: int, ends: int, coarse: int) -> ScriptedEngine:
-    """An engine that says empty steps and ends at the given rates a hundred, with coarse rewards.
+    """An engine with ``empty`` per cent empty steps, ``ends`` per cent ends, and coarse rewards.
 
-    ``coarse``: how many different rewards there are; with one, everything is a tie.
+    ``coarse``: the number of different rewards; with one, everything is a tie.
     """
 
     def say(branch: Branch) -> str:
@@ -64,7 +64,7 @@ def widths(events: list[Event]) -> Counter[int]:
 
 
 def dead_stay_dead(engine: ScriptedEngine, tree: Tree) -> set[int]:
-    """The nodes that hints called dead: nothing has grown at or below one."""
+    """The nodes that hints called dead; checks that nothing grew at or below one afterwards."""
     dead = set[int]()
     for hint in engine.hints:
         dead |= set(hint.dead)
@@ -76,7 +76,7 @@ def dead_stay_dead(engine: ScriptedEngine, tree: Tree) -> set[int]:
 async def watch(
     engine: ScriptedEngine, policy: PolicyName, width: int, seed: int
 ) -> tuple[Outcome, list[Event]]:
-    """A search and its events."""
+    """Run a search; its outcome and events."""
     events: list[Event] = []
     spec = SearchSpec(policy=policy, width=width, seed=seed, max_depth=6)
     outcome = await grow(engine, spec, listen=events.append)
@@ -92,7 +92,7 @@ def test_a_spent_width_plans_nothing_whatever_is_open(policy: PolicyName) -> Non
 
 @ALL
 def test_where_nothing_is_open_nothing_is_planned(policy: PolicyName) -> None:
-    """Whether as many have finished as the width says or fewer."""
+    """There is no plan, whether all of the width has finished or less."""
     for width in (2, 3):
         spec = SearchSpec(policy=policy, width=width)
         assert POLICIES[policy](spec).plan(row(0.5, 0.5, finish=END)) is None
@@ -126,9 +126,9 @@ def test_a_missing_reward_is_an_error(policy: PolicyName) -> None:
 async def test_every_round_spends_the_remaining_width(
     policy: PolicyName, width: int, seed: int, empty: int, ends: int, coarse: int
 ) -> None:
-    """A round draws width minus finished children, to the last one; no more ever finish.
+    """A round draws exactly width minus finished children; no more than the width ever finish.
 
-    What a search leaves unspent is what died with no open branch beside it.
+    A search leaves some width unspent only if the last open branches died.
     """
     outcome, events = await watch(rough(empty, ends, coarse), policy, width, seed)
     planned, expanded, finished = widths(events), Counter[int](), Counter[int]()

@@ -1,4 +1,4 @@
-"""Trees drawn by hand."""
+"""Hand-made trees."""
 
 from __future__ import annotations
 
