@@ -34,7 +34,7 @@ LINE = "{:32}" + "{:>11}" * len(COLUMNS)
 
 
 def modules() -> list[str]:
-    """The files that are mutated."""
+    """The paths of the files that are mutated."""
     return tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["mutmut"]["only_mutate"]
 
 

@@ -22,7 +22,7 @@ KINDS = {
 
 
 def plural(kind: str) -> str:
-    """The name of a kind in a path."""
+    """The plural of a kind, as in a URL's path."""
     lower = kind.lower()
     if lower.endswith("y"):
         return lower[:-1] + "ies"

@@ -1,4 +1,4 @@
-"""The compose files: valid by Compose's own schema, and what they wire together exists."""
+"""The compose files: valid by Compose's own schema, and all that they refer to exists."""
 
 from __future__ import annotations
 

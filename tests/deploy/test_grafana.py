@@ -40,7 +40,7 @@ def test_the_board_has_its_rows_and_says_what_panels_mean() -> None:
 
 
 def test_what_is_provisioned_is_what_the_board_asks() -> None:
-    """The data source has the id that the panels name; the board lies where Grafana looks."""
+    """The data source has the id that the panels name; the board is where Grafana looks for it."""
     folder = GRAFANA / "provisioning"
     [source] = yaml.safe_load((folder / "datasources" / "prometheus.yaml").read_text())[
         "datasources"

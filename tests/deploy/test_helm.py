@@ -99,7 +99,7 @@ def test_helm_lint_finds_nothing() -> None:
 
 
 def test_the_default_is_the_embedded_engine(cluster: KubeApi) -> None:
-    """One Deployment, one Service, a disruption budget and a network policy."""
+    """By default there are a Deployment, a Service, a disruption budget and a network policy."""
     objects = install(cluster, {})
     names = [("NetworkPolicy", "tree"), ("PodDisruptionBudget", "tree"), ("Service", "tree")]
     assert sorted(objects) == sorted([*names, ("Deployment", "tree")])
@@ -177,7 +177,7 @@ def test_a_replica_may_have_gpus_of_its_own(cluster: KubeApi, gpus: int) -> None
 
 
 def test_nobody_but_hedgerow_and_monitoring_reaches_sglang(cluster: KubeApi) -> None:
-    """The policy selects both pools and lets two peers in, nothing out."""
+    """The network policy selects both pools and admits two peers, but no egress."""
     objects = install(cluster, EVERYTHING)
     policy = objects["NetworkPolicy", "tree-sglang"]["spec"]
     [rule] = policy["ingress"]

@@ -45,7 +45,7 @@ def paused_engine(front: Server) -> Iterator[None]:
 )
 @pytest.mark.slow
 def test_two_front_ends(nginx: Nginx, fronts: list[Server]) -> None:
-    """A caller stays at one front end. Killing one costs the other nothing, which also answers the
-    requests that the killed one had not begun to answer, with the same tree."""
+    """A caller stays at one front end. When one is killed the other loses nothing, and answers the
+    requests that the killed one had not started to answer, with the same tree."""
     streamed, plain = outlive(nginx, fronts, paused_engine)
     assert plain["tree_digest"] == streamed["tree_digest"]

@@ -66,7 +66,7 @@ def test_rows_worked_by_hand() -> None:
 
 
 def test_a_width_that_hurts_is_seen() -> None:
-    """All forty right at 4, half of them at 16."""
+    """With all forty right at width 4 and half of them at 16, width 16 hurts."""
     cells = [cell("rebase", 4, [1] * 40, 30), cell("rebase", 16, [1, 0] * 20, 90)]
     assert [row["hurts"] for row in rows_of("game24", cells, 1)] == [None, True]
 

@@ -121,7 +121,7 @@ def test_shared_passes_by_hand() -> None:
 
 
 def test_very_many_places_fit_the_arithmetic() -> None:
-    """Products of thousands of factors above 1 stay numbers."""
+    """Products of thousands of factors above 1 do not overflow."""
     queue = company(float, 5000, 2000)
     assert queue.at_once == pytest.approx(2000)
     assert queue.busy == pytest.approx(1)
@@ -147,7 +147,7 @@ def test_more_arrivals_are_never_less_company(
 
 
 def test_users_by_hand() -> None:
-    """3600 asks an hour are one a second; time and KV follow by Little's law."""
+    """3600 searches an hour are one a second; time and KV follow by Little's law."""
     replica = ReplicaModel(BOX, TINY, TINY, SMALL)
     plan = row(600, 6.0, replica)
     assert plan["arrivals_per_second"] == 600 * 6 / HOUR == 1
@@ -174,7 +174,7 @@ def test_one_user_has_the_machine_alone() -> None:
 
 
 def test_what_does_not_fit_is_refused_with_both_sizes() -> None:
-    """Two large models leave too little of a small card."""
+    """Two large models leave too little memory on a small GPU for one search."""
     large = MODELS["qwen2.5-7b"]
     with pytest.raises(ValueError, match=r"holds [\d.]+ GB of KV; 0.0 GB are left"):
         _ = ReplicaModel(Gpu("small", 1, 1000, 20), large, large, Search(4, 2, 9, 9)).room
@@ -190,7 +190,7 @@ def test_what_does_not_fit_is_refused_with_both_sizes() -> None:
 def test_more_users_never_need_less(
     gpu: str, width: int, depth: int, step: int, users: int
 ) -> None:
-    """Replicas and KV grow with users; what is planned is never more than what is served."""
+    """Replicas and KV grow with users; searches at once are never more than the places."""
     search = Search(width, depth, step, prompt=200)
     replica = ReplicaModel(GPUS[gpu], MODELS["qwen2.5-1.5b"], MODELS["qwen2.5-7b"], search)
     few, many = (row(n, 6.0, replica) for n in (users, 2 * users))

@@ -24,7 +24,7 @@ class Sending(ScriptedEngine):
         self._policy, self._reward = policy, reward
 
     async def expand(self, tree: str, branches: Sequence[Branch], sampling: Sampling) -> list[Step]:
-        """The script's."""
+        """Send the requests and draw as scripted."""
         self.requests += 2
         for path in ("/generate", "/server_info", "/generate"):
             await self._policy._client.post(path)
@@ -34,7 +34,7 @@ class Sending(ScriptedEngine):
     async def score(
         self, tree: str, prompt: tuple[int, ...], question: str, trajectories: Sequence[Trajectory]
     ) -> list[float]:
-        """The script's."""
+        """Send the request and score as scripted."""
         self.requests += 1
         await self._reward._client.post("/classify")
         return await super().score(tree, prompt, question, trajectories)

@@ -44,11 +44,11 @@ async def test_repeated_decisions_grow_the_same_tree(name: PolicyName) -> None:
         spec = SearchSpec(policy=name, width=9, seed=seed)
         decisions = Decisions()
         plain = await grow(spec)
-        watched = await grow(spec, noting(POLICIES[name], decisions, lambda: next(ticks)))
+        recorded = await grow(spec, noting(POLICIES[name], decisions, lambda: next(ticks)))
         replayed = await grow(spec, replaying(POLICIES[name], decisions.rounds))
-        assert plain.digest == watched.digest == replayed.digest
-        assert watched.stats.kv_tokens_total == plain.stats.kv_tokens_total
-        assert watched.stop_reason == plain.stop_reason
+        assert plain.digest == recorded.digest == replayed.digest
+        assert recorded.stats.kv_tokens_total == plain.stats.kv_tokens_total
+        assert recorded.stop_reason == plain.stop_reason
         assert len(decisions.rounds) == plain.stats.rounds
         assert decisions.seconds == [1] * (len(decisions.rounds) + 1)
         assert decisions.nodes[0] == 1
@@ -78,7 +78,7 @@ class Looking:
         return Round({0: len(self.embeds or "")}) if len(tree) == 1 else None
 
     def to_embed(self, tree: Tree) -> Sequence[Node]:
-        """All nodes."""
+        """All nodes of the tree."""
         return tree.nodes
 
     def suited_to(self, embeds: str | None) -> Looking:

@@ -21,7 +21,7 @@ def reference() -> ReferenceEngine:
 
 
 def test_a_padded_batch_draws_and_scores_as_the_reference_engine_does(loop, reference):
-    """Prefixes of three lengths in one left-padded batch: the steps and rewards of each alone."""
+    """In a left-padded batch prefixes of three lengths have the steps and rewards of each alone."""
     prompts = [tuple(range(20, 20 + length)) for length in (5, 17, 11)]
     branches = [Branch(0, i, tokens, 7 + i, 24, i + 1) for i, tokens in enumerate(prompts)]
     steps_by_engine = [

@@ -100,7 +100,7 @@ def test_repeats_are_pairs_of_their_own() -> None:
 
 
 def test_what_drawing_ahead_could_win_by_hand() -> None:
-    """Of 20 passes 16 are the longest path's: a fifth is slack. Half of what is drawn is used."""
+    """Of 20 passes 16 are the longest path's: a fifth is slack. Half of the speculation is used."""
     base = [replace(RUN, passes=20, least_passes=16)]
     half = [replace(RUN, speculated_used=5, speculated_wasted=5)]
     assert ahead_bound(half, base) == pytest.approx(1 / 0.9)
@@ -109,7 +109,7 @@ def test_what_drawing_ahead_could_win_by_hand() -> None:
 
 
 def test_a_summary_by_hand() -> None:
-    """A cell of 2 and one of 0.9, surely below 0.97, are 1.45 on average; 0.96 to 1 is not sure."""
+    """Ratios 2 and 0.9 have mean 1.45, and one cell is below; an interval of 0.96 to 1 is not."""
     paper = [RUN] * 2
 
     def cell(ratio: float, beams: int = 8) -> list[dict[str, Any]]:
@@ -142,7 +142,7 @@ def test_runs_of_some_cells_each_are_summed_up_once(tmp_path: Path) -> None:
 
 
 def test_cells() -> None:
-    """Every pair with every policy, width and pool; ``steps`` is beam search by fixed lengths."""
+    """Every pair has every policy, width and pool; ``steps`` is beam search with fixed lengths."""
     cells = list(cells_of(GoodputPlan(policies=("beam", STEPS), widths=(8, 512), pairs=("equal",))))
     assert len(cells) == 2 * 2 * 2 * 3
     assert {cell.task for cell in cells} == {"blocksworld", "wordproblem"}

@@ -1,4 +1,4 @@
-"""A comparison that goes on where an earlier one ended."""
+"""A comparison that resumes where an earlier one ended."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def run(path: Path, methods: list[Method], count: int, rounds: int = 0) ->
 
 
 async def test_known_results_are_taken_and_others_added(tmp_path: Path) -> None:
-    """Two questions first, then a third and another method: only those are searched."""
+    """After two questions a run with a third one and another method searches only the new ones."""
     path = tmp_path / "kept.jsonl"
     first = await run(path, [REBASE], 2)
     before = path.read_text()

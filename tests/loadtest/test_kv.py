@@ -85,7 +85,7 @@ def test_a_peak_may_be_the_active_set() -> None:
 
 
 def test_cases_are_configurations_of_what_goes_back() -> None:
-    """Two configurations, one leaf at a time or four; a policy of levels has neither."""
+    """Backtracking has two configurations, with one leaf a round or four; rebase has one case."""
     cases = cases_of(KvPlan(tasks=("blocksworld",)))
     shapes = [(c.search, c.config, c.spec.parallel, c.spec.expansions) for c in cases]
     assert shapes[:4] == [

@@ -180,7 +180,7 @@ def check_no_order_reads_less(trace: Trace, pool: int) -> None:
 @SOME
 @given(traces(), st.integers(1, 9))
 def test_no_other_order_reads_less(trace: Trace, pool: int) -> None:
-    """As it says."""
+    """The bound holds on 200 random traces."""
     check_no_order_reads_less(trace, pool)
 
 
@@ -189,7 +189,7 @@ def test_no_other_order_reads_less(trace: Trace, pool: int) -> None:
 @THOUSANDS
 @given(traces(), st.integers(1, 9))
 def test_no_other_order_reads_less_in_thousands(trace: Trace, pool: int) -> None:
-    """As it says."""
+    """The bound holds on 4000 random traces."""
     check_no_order_reads_less(trace, pool)
 
 

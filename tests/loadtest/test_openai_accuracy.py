@@ -1,4 +1,4 @@
-"""`python -m loadtest.openai_accuracy`: its document, and what is kept."""
+"""`python -m loadtest.openai_accuracy`: its document, and stored results."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def right() -> Result:
 
 
 def test_a_document_by_hand(right: Result) -> None:
-    """Of the first task vLLM gains one of two, of the second it loses both."""
+    """vLLM gains one of two questions of the first task and loses both of the second."""
     wrong = replace(right, correct=False)
     embedded = Results(EMBEDDED, [wrong, right, right, right])
     document = summary(ITEMS, [embedded, Results(VLLM, [right, right, wrong, wrong])])
@@ -54,7 +54,7 @@ async def test_what_has_ended_is_not_searched_again(right: Result, tmp_path: Pat
 
 
 def test_pairs_by_hand(right: Result) -> None:
-    """Twice as long and two tokens more, then the same: 1.5 times as long on average."""
+    """One pair takes twice as long with two tokens more, one is equal: 1.5 times on average."""
     fast, slow = (
         replace(right, stats=replace(right.stats, generated_tokens=tokens, seconds=seconds))
         for tokens, seconds in ((10, 1.0), (12, 2.0))

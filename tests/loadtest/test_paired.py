@@ -14,7 +14,7 @@ SOME = st.lists(st.sampled_from([-1.0, 0.0, 1.0]), min_size=1, max_size=30)
 
 
 def test_differences_are_gains_and_losses() -> None:
-    """Right where the other is wrong gains one."""
+    """An item that only the first method has right is +1, only the second -1."""
     assert differences([True, True, False, False], [True, False, True, False]) == [0, 1, -1, 0]
     with pytest.raises(ValueError, match="argument 2"):
         differences([True], [True, False])
@@ -39,7 +39,7 @@ def test_many_items_are_near_the_normal_interval() -> None:
 
 
 def test_groups_count_alike_and_keep_their_items() -> None:
-    """Each group is certain of its mean: their mean, 2, is certain too, whatever their sizes."""
+    """Each group's values are equal, so that the mean of group means, 2, is certain too."""
     assert bootstrap95_by_group([[1.0] * 9, [3.0]]) == [2.0, 2.0]
     assert bootstrap95_by_group([[0.0, 1.0], [3.0]]) == [1.5, 2.0]
 

@@ -108,7 +108,7 @@ async def test_rounds_are_kept_for_the_first_items_alone() -> None:
 
 
 def test_the_largest_weight_that_loses_at_most_a_fifth_of_a_point() -> None:
-    """The paper's rule: 0.502 - 0.002 is still harmless, less is not; none may be."""
+    """The paper's rule: 0.502 - 0.002 is still harmless, less is not; None if no weight is."""
     sweep = {1.0: 0.51, 1.25: 0.499, 1.5: 0.5, 1.75: 0.4, 2.0: 0.3}
     assert largest_harmless(sweep, 0.502) == 1.5
     assert largest_harmless({1.0: 0.4}, 0.502) is None

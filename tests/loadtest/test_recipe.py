@@ -15,12 +15,12 @@ RECIPES = sorted(FOLDER.glob("*.toml"))
 
 @pytest.fixture(params=RECIPES, ids=lambda path: path.stem)
 def recipe(request: pytest.FixtureRequest) -> Recipe:
-    """Every recipe."""
+    """Each recipe in turn."""
     return read_recipe(request.param)
 
 
 def test_every_published_table_has_its_recipes() -> None:
-    """ETS: three models on two sets."""
+    """ETS has six recipes: three models on two data sets."""
     assert [path.stem.split("-")[0] for path in RECIPES] == ["ets"] * 6
 
 

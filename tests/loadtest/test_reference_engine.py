@@ -148,13 +148,13 @@ async def test_without_a_reward_model_the_format_is_named(llama):
 
 
 async def test_a_prefix_over_the_context_is_refused(reference):
-    """Both sizes and the context are named."""
+    """The error names both sizes and the context."""
     with pytest.raises(PrefixTooLong, match=r"500 tokens and a step of up to 40 .* 512"):
         await reference.expand("tree", [Branch(0, 0, (1,) * 500, 0, 40, 1)], Sampling())
 
 
 async def test_the_embedded_hidden_states_are_the_references(checkpoint):
-    """Half of the layers, each step alone, rows at root mean square 1, their mean."""
+    """Embeddings agree: after half of the layers, each step alone, the mean of normalised rows."""
     reference = ReferenceEngine(ReferenceOptions(policy=checkpoint))
     steps = [(5, 6, 7, 8), (9,), tuple(range(1, 60))]
     paths = [Trajectory(i, (PROMPT, step), ("", "")) for i, step in enumerate(steps)]

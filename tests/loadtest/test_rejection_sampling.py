@@ -112,7 +112,7 @@ def fits(tokens: Sequence[int], expected: np.ndarray) -> bool:
 
 
 def logits_after(model: str, path: Sequence[int]) -> np.ndarray:
-    """The bundled model's logits (vocab,) after a path."""
+    """A bundled model's logits (vocab,) after the tokens ``path``."""
     forward = Forward(f"{SPRIG}/{model}", threads=1)
     span = Span(np.array(path), 0, np.arange(len(path)), len(path) - 1)
     return forward.run([span], forward.new_store(len(path)))[0].numpy()

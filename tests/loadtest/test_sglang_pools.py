@@ -1,4 +1,4 @@
-"""`loadtest.sglang_pools`: whose numbers a cell's row has."""
+"""`loadtest.sglang_pools`: which run's numbers a cell's row has."""
 
 from __future__ import annotations
 

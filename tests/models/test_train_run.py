@@ -1,4 +1,4 @@
-"""A training run: what it logs, and what it goes on from."""
+"""A training run: its log, its checkpoints and its rows."""
 
 import argparse
 import json

@@ -47,7 +47,7 @@ def decode(tokens: Sequence[int]) -> str:
 
 
 def dice(*parts: object) -> int:
-    """A 64-bit number that follows from the parts alone."""
+    """A 64-bit hash of ``parts``."""
     digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
     return struct.unpack("<Q", digest)[0]
 
@@ -61,12 +61,12 @@ def babble(branch: Branch) -> str:
 
 
 def judge(steps: Sequence[str]) -> float:
-    """The default reward model: a number that follows from the steps' texts."""
+    """The default reward model: a hash of the steps' texts, from 0 to 1."""
     return dice(tuple(steps)) % 100_001 / 100_000
 
 
 def direction(text: str) -> list[float]:
-    """The default embedding: two numbers that follow from the text."""
+    """The default embedding: two numbers from a hash of the text."""
     roll = dice("direction", text)
     return [roll % 7 - 3.0, roll // 7 % 5 - 1.5]
 

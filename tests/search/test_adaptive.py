@@ -37,7 +37,7 @@ def test_the_default_is_the_rounded_up_root() -> None:
 
 
 def test_chains_go_on_alone() -> None:
-    """Two of width 6 from the root, then a step each, whatever their rewards."""
+    """At width 6 two chains start at the root, then get a step each for any rewards."""
     assert policy(6, 2).plan(tree_of()) == Round({ROOT: 2})
     tree = tree_of((0, "a", STEP, 0.9), (0, "b", STEP, 0.0))
     assert policy(6, 2).plan(tree) == Round({1: 1, 2: 1})

@@ -22,7 +22,7 @@ from tests.search.trees import END, STEP, row, tree_of
 def two_lineages() -> Tree:
     """Four first steps, of which the first two are twins, one is empty and one ends.
 
-    Nodes 1 and 2 say ``a``, 3 says nothing, 4 ends with ``z``; below 1 ``b`` (5), below 2 ``b`` (6,
+    Nodes 1 and 2 are ``a``, 3 is empty, 4 ends with ``z``; below 1 is ``b`` (5), below 2 ``b`` (6,
     a twin of 5) and ``c`` (7); below 6 the end ``y`` (8), below 7 ``y`` (9), another path's.
     """
     return tree_of(

@@ -19,7 +19,7 @@ def test_beams_default_to_the_rounded_up_root(width: int, beams: int) -> None:
 
 
 def test_a_given_beam_width_wins() -> None:
-    """``beam_width`` replaces the default."""
+    """``beam_width`` replaces the default number of beams."""
     assert Beam.from_spec(SearchSpec(width=16, beam_width=2)) == Beam(16, 2)
 
 
@@ -43,14 +43,14 @@ def test_ties_go_to_the_lower_id() -> None:
 
 
 def test_equal_leaves_are_one_beam() -> None:
-    """Three leaves say ``a`` with reward .9: without the filter they are all three beams."""
+    """Three leaves are ``a`` with reward .9: without the filter all three of them are beams."""
     tree = tree_of(*[(0, "a", STEP, 0.9)] * 3, (0, "b", STEP, 0.6), (0, "c", STEP, 0.2))
     assert Beam(6, 3).plan(tree) == Round({1: 2, 4: 2, 5: 2}, (2, 3))
     assert Beam(6, 3, filter_duplicates=False).plan(tree) == Round({1: 2, 2: 2, 3: 2}, (4, 5))
 
 
 def test_fewer_distinct_leaves_than_beams_share_the_width() -> None:
-    """Two distinct ones for three beams: half each."""
+    """With two distinct leaves for three beams each gets half of the width."""
     tree = tree_of(*[(0, "a", STEP, 0.9)] * 3, (0, "b", STEP, 0.6))
     assert Beam(6, 3).plan(tree) == Round({1: 3, 4: 3}, (2, 3))
 

@@ -24,7 +24,7 @@ def visits_of(tree: Tree) -> VisitCounts:
 
 
 def test_the_dials_come_from_the_spec() -> None:
-    """DPTS's own values by default."""
+    """DPTS's own values are the defaults."""
     assert BestFirst.from_spec(SearchSpec(width=7)) == BestFirst(7, 3, 4, 64, 0.8, 0.8, 5, C)
     spec = SearchSpec(
         width=7,
@@ -40,7 +40,7 @@ def test_the_dials_come_from_the_spec() -> None:
 
 
 def test_it_begins_at_the_root() -> None:
-    """One node, ``branch`` children, or the width if that is less."""
+    """The root gets ``branch`` children, or the width if that is less."""
     assert BestFirst(64).plan(tree_of()) == Round({0: 3})
     assert BestFirst(2).plan(tree_of()) == Round({0: 2})
 
@@ -171,7 +171,7 @@ def test_a_reward_of_zero_is_a_reward() -> None:
 
 
 def test_expansions_are_a_budget() -> None:
-    """Two of three are spent: one leaf more, then nothing, whatever is open."""
+    """With two of three spent one leaf more is expanded; with none left there is no plan."""
     tree = tree_of((0, "a", STEP, 0.9), (0, "b", STEP, 0.8), (1, "c", STEP, 0.9))
     assert BestFirst(64, 2, expansions=3).plan(tree) == Round({3: 2})
     policy = BestFirst(64, 2, expansions=2)
@@ -189,7 +189,7 @@ def test_the_width_is_never_exceeded() -> None:
 
 
 def test_without_an_open_leaf_the_root_grows_again() -> None:
-    """All three first steps have ended or died: three more."""
+    """If all three first steps have ended or died the root gets three more."""
     tree = tree_of((0, "a", END, 0.9), (0, "", Finish.EMPTY, None), (0, "c", END, 0.2))
     policy = BestFirst(64)
     assert [node.id for node in policy.frontier(tree)] == [0]

@@ -253,7 +253,7 @@ async def test_an_empty_step_is_pruned_and_its_width_returns() -> None:
 
 
 async def test_a_step_that_repeats_its_parent_is_pruned() -> None:
-    """A loop is cut at its first turn; a sibling that says something else goes on."""
+    """A loop is cut at its first repetition; a sibling with another step goes on."""
     engine = script({"": ["a\n\n", "b\n\n"], "a\n\n": ["a\n\n"], "b\n\n": ["x"]})
     outcome = await run(engine, policy="best_of_n", width=2)
     loop = outcome.tree[3]

@@ -105,7 +105,7 @@ async def test_any_change_changes_it(seed: int, what: str, which: int, scored: b
 
 
 def test_no_two_rewards_have_one_digest() -> None:
-    """Each is the whole number it stands for: 0.0029 is 28.999... ten-thousandths in floats."""
+    """Rewards are hashed as whole ten-thousandths: 0.0029 is 28.999... of them in floats."""
     digests = {tree_digest(row(i / 10_000), None) for i in range(10_001)}
     assert len(digests) == 10_001
 

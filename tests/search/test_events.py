@@ -35,9 +35,9 @@ async def test_replaying_events_rebuilds_the_tree(
 ) -> None:
     """Rebuilt nodes are equal: ids, texts, rewards, states, log-probabilities, entropies."""
     outcome, events = await watch(rough(empty, 20, 10), policy, width, seed)
-    started, *rest = events
-    assert isinstance(started, Started)
-    tree = Tree(started.prompt)
+    first_event, *rest = events
+    assert isinstance(first_event, Started)
+    tree = Tree(first_event.prompt)
     for event in rest:
         grow(tree, event)
     assert tree.nodes == outcome.tree.nodes

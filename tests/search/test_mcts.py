@@ -34,7 +34,7 @@ def test_the_dials_come_from_the_spec() -> None:
 
 
 def test_it_begins_at_the_root() -> None:
-    """One node, ``branch`` children, or the width if that is less."""
+    """The root gets ``branch`` children, or the width if that is less."""
     assert Mcts(64).plan(tree_of()) == Round({0: 3})
     assert Mcts(2).plan(tree_of()) == Round({0: 2})
 

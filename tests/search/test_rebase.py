@@ -92,7 +92,7 @@ def test_plan_serves_by_reward_and_prunes_what_gets_nothing() -> None:
 
 
 def test_a_reward_of_zero_is_a_reward() -> None:
-    """e^0 and e^-2 = 0.13534: 16/1.13534 = 14.09 -> 15, and one is left."""
+    """Weights e^0 and e^-2 = 0.13534: 16/1.13534 = 14.09 -> 15, and the other leaf gets 1."""
     assert Rebase(16, 0.2).plan(row(0.0, 0.4)) == Round({2: 15, 1: 1})
 
 

@@ -31,7 +31,7 @@ def rebase(width: int, restarts: Restarts | None) -> Rebase:
 
 
 def test_a_hopeless_level_is_given_up() -> None:
-    """Rewards of .09 at most: three new first steps for the three leaves."""
+    """With rewards of .09 at most three leaves are replaced by three new first steps."""
     assert rebase(3, ONCE).plan(row(0.0, 0.09, 0.0)) == Round({ROOT: 3}, (1, 2, 3))
 
 

@@ -1,4 +1,4 @@
-"""ToT-BFS: worked examples of SEED's algorithm 2, and how far its width goes."""
+"""ToT-BFS: worked examples of SEED's algorithm 2, and the bounds of its width."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_finished_trajectories_leave_the_rest_of_the_width() -> None:
 
 
 def test_the_root_gets_no_more_than_may_finish() -> None:
-    """Width 2 with branches of 3: two thoughts."""
+    """At width 2 with branches of 3 the root gets two thoughts."""
     assert TotBfs(2, 3, 1).plan(tree_of()) == Round({ROOT: 2})
 
 

@@ -50,7 +50,7 @@ def test_weighted_majority_adds_last_rewards() -> None:
 
 
 def test_majority_counts() -> None:
-    """Three weak votes outnumber two strong ones; the reply is the class's best by reward."""
+    """Three low rewards outnumber two high ones; the reply is the class's best by reward."""
     ballot = vote(replies(("a", 0.9), ("a", 0.9), ("b", 0.1), ("b", 0.2), ("b", 0.1)), "majority")
     assert ballot == Ballot(
         "b", 4, (AnswerClass("b", 3, 3, 4), AnswerClass("a", 2, 2, 1)), "majority"
@@ -237,7 +237,7 @@ def test_a_trajectorys_confidence_is_its_score(rule: VoteName, score: str) -> No
 
 
 def test_nothing_finished_chooses_nothing() -> None:
-    """An open branch is no reply."""
+    """An open branch is not a reply."""
     ballot = vote(tree_of((0, "a", STEP, 0.5)), "weighted_majority")
     assert ballot == Ballot(None, None, (), "none (no trajectory finished)")
 
@@ -294,7 +294,7 @@ def classes(answers: str, same: Callable[[str, str], bool] | None = None) -> dic
 
 
 def test_equal_answers_make_a_class_in_node_order() -> None:
-    """Each joins the first class whose first member it equals: 2 joins 1, and 3 is not near 1."""
+    """An answer joins the first class whose first member it equals: 2 joins 1, 3 is not near 1."""
     assert classes("1232") == {"1": [1], "2": [2, 4], "3": [3]}
     assert classes("1232", near) == {"1": [1, 2, 4], "3": [3]}
     assert classes("2132", near) == {"2": [1, 2, 3, 4]}
@@ -343,7 +343,7 @@ def test_a_class_is_called_by_its_first_members_answer() -> None:
 def test_lineages_count_once_for_an_answer_by_hand() -> None:
     """Below ``a`` three times 1 (.9, .8, .7), below ``b`` and ``c`` once 2 each (.6, .5).
 
-    Weighted majority: 2.4 to 1.1. By lineages: .9 to 1.1. A lineage may speak for two answers.
+    ``c`` has 1 too (.1). Weighted majority: 2.5 to 1.1. By lineages: .9 + .1 to .6 + .5.
     """
     tree = tree_of(
         (0, "a", STEP, 0.5),

@@ -1,4 +1,4 @@
-"""Width: every policy that goes level by level spends exactly what it was given."""
+"""Width: every level-by-level policy spends exactly its width."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ ROUGH = st.builds(rough, st.integers(0, 40), st.integers(0, 50), st.integers(1, 
 
 
 def widths(events: list[Event]) -> Counter[int]:
-    """The children planned in each round."""
+    """The number of children planned in each round."""
     planned = Counter[int]()
     for event in events:
         if isinstance(event, Selected):

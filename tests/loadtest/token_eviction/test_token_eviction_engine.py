@@ -74,7 +74,7 @@ class Searching:
     fresh: dict[int, float] = field(default_factory=dict)
 
     def round(self) -> None:
-        """Three children of each of the best two."""
+        """Draw three children of each of the two best open nodes."""
         ahead = sorted(self.open, key=lambda node: (-self.reward[node], node))
         active, dead = ahead[:2], ahead[12:]
         self.open -= {*active, *dead}
@@ -219,7 +219,7 @@ def test_attention_is_booked_where_it_was_paid() -> None:
     assert {4, 5} <= engine.held.block_of.keys(), "every token of every step was read"
 
     def attention_paid(place: int, first: int, last: int) -> float:
-        """What rows from ``first`` to before ``last`` pay to a place."""
+        """The attention that rows from ``first`` to before ``last`` pay to a place."""
         here = [row for row in rows if max(first, place) <= row < last]
         return sum(1 / (row // 3 + 1) for row in here) if place % 3 == 0 else 0.0
 

@@ -28,7 +28,7 @@ FLOORS = Floors(0.0, 3, 2)
 
 
 def block(parent: int, start: int, tokens: np.ndarray) -> CachedBlock:
-    """Tokens whose keys are their positions."""
+    """A block of tokens from position ``start`` whose keys are their positions."""
     places = torch.arange(start, start + len(tokens))
     return CachedBlock(parent, start, tokens, places[:, None], np.zeros(len(tokens)))
 
