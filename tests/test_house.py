@@ -178,6 +178,35 @@ def test_no_private_word_comes_back() -> None:
     assert back == []
 
 
+PARTICIPLES = {
+    *("said", "told", "found", "asked", "heard", "wanted", "begun", "shown", "given", "seen"),
+    *("took", "taken", "known", "held", "made", "sent", "kept", "drawn", "grown", "ended"),
+    "written",
+}
+
+
+def variables(file: Path) -> Iterator[tuple[int, str]]:
+    """Yield the line and name of each parameter and local variable of a module's functions."""
+    for function in ast.walk(ast.parse(file.read_text())):
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            for node in ast.walk(function):
+                if isinstance(node, ast.arg):
+                    yield node.lineno, node.arg
+                elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                    yield node.lineno, node.id
+
+
+def test_variables_are_nouns() -> None:
+    """``reply`` or ``rows``, not ``said`` or ``found``: a name says what the thing is."""
+    participles = [
+        f"{file.relative_to(ROOT)}:{line}: {name}"
+        for file in [*SOURCES, *(ROOT / "tests").rglob("*.py")]
+        for line, name in variables(file)
+        if name in PARTICIPLES
+    ]
+    assert participles == []
+
+
 def test_every_dependency_has_its_reason() -> None:
     """CONTRIBUTING.md names each dependency and constraints.txt pins it."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
