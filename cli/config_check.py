@@ -59,7 +59,7 @@ def _display(value: object) -> object:
 def settings_table() -> str:
     """A Markdown table of every setting, which ``docs/settings.md`` contains."""
     lines = [
-        "| variable | option | default | what it says | acted on by |",
+        "| variable | option | default | description | applies to |",
         "|---|---|---|---|---|",
     ]
     for name, field in Settings.model_fields.items():

@@ -74,160 +74,214 @@ def _shipped_theta(values: dict[str, Any]) -> Path | None:
 
 
 class ModelSettings(DeclaredSettings):
-    """The models and their engines. A table of ``models_file`` sets those of a further model."""
+    """The models and their engines. A table of ``models_file`` sets these for one more model."""
 
-    revision: str | None = setting(None, "of a policy model on the hub: branch, tag or commit")
+    revision: str | None = setting(None, "policy model's branch, tag or commit on Hugging Face")
     policy_model: PolicyCheckpoint = setting(
-        "sprig", "a Hugging Face name, a folder, or a bundled name", flag="--model"
+        "sprig", "policy model: Hugging Face name, folder or bundled name", flag="--model"
     )
-    reward_revision: str | None = setting(None, "of a reward model on the hub")
+    reward_revision: str | None = setting(
+        None, "reward model's branch, tag or commit on Hugging Face"
+    )
     reward_model: RewardCheckpoint = setting(
-        AUTO, "likewise, or none; auto: the bundled model's own, none for any other"
+        AUTO,
+        "reward model: Hugging Face name, folder, bundled name or none; auto: the one bundled with "
+        "the policy model, none for other policy models",
     )
     model: ServedName = setting(
         AUTO,
-        "the name that it serves by",
+        "model name used in the API",
         flag="--served-model-name",
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$",
     )
     models_file: OptionalPath = setting(
-        None, "TOML, a table a further model", on=(EMBEDDED,), flag=None
+        None, "TOML file with one table per additional model", on=(EMBEDDED,), flag=None
     )
-    profile: ProfileName = setting(AUTO, "how the policy model is asked and ends a step")
-    reward_format: FormatName = setting(AUTO, "how rewards are read: a name, or a .json file")
-    verifier: VerifierName = setting(None, "judges steps too: arithmetic, module:function or a URL")
-    verifier_seconds: float = setting(10.0, "most time for one call of it", gt=0)
-    verifier_processes: int = setting(2, "of a Python verifier, a call in each", ge=1, le=256)
-    verifier_pure: bool = setting(False, "its numbers follow from question and steps alone")
-    verifier_key: OptionalSecret = setting(None, "sent to its URL as a bearer token")
-    answers: AnswerRule = setting("auto", "how replies' answers are compared")
+    profile: ProfileName = setting(
+        AUTO, "prompt profile: system message and step delimiter of the policy model"
+    )
+    reward_format: FormatName = setting(
+        AUTO, "how rewards are read from the reward model: format name or .json file"
+    )
+    verifier: VerifierName = setting(
+        None, "verifier that also scores steps: arithmetic, module:function or a URL"
+    )
+    verifier_seconds: float = setting(10.0, "timeout for one verifier call", gt=0)
+    verifier_processes: int = setting(
+        2, "maximum processes of a Python verifier, one call in each", ge=1, le=256
+    )
+    verifier_pure: bool = setting(
+        False, "declare that the verifier's scores depend only on question and steps"
+    )
+    verifier_key: OptionalSecret = setting(None, "bearer token for the verifier's URL")
+    answers: AnswerRule = setting("auto", "how answers are extracted from replies and compared")
     tuned: TunedFile = setting(
-        None, "hedgerow tune's file: searches for policy auto and reasoning_effort"
+        None, "file written by hedgerow tune: searches for policy auto and reasoning_effort"
     )
 
     policy_urls: Urls = setting(
-        (), "servers of the policy model", on=OTHERS_RUN, flag="--policy-url"
+        (), "URLs of the policy model servers", on=OTHERS_RUN, flag="--policy-url"
     )
     reward_urls: Urls = setting(
-        (), "servers of the reward model", on=OTHERS_RUN, flag="--reward-url"
+        (), "URLs of the reward model servers", on=OTHERS_RUN, flag="--reward-url"
     )
     policy_name: str | None = setting(
-        None, "what the policy's servers call it; none: the only one they have", on=(OPENAI,)
+        None, "model name on the policy servers; none: the only model they serve", on=(OPENAI,)
     )
-    reward_name: str | None = setting(None, "likewise of the reward model", on=(OPENAI,))
-    policy_key: OptionalSecret = setting(
-        None, "sent to policy_urls as a bearer token", on=(OPENAI,)
+    reward_name: str | None = setting(
+        None, "model name on the reward servers; none: the only model they serve", on=(OPENAI,)
     )
-    reward_key: OptionalSecret = setting(
-        None, "sent to reward_urls as a bearer token", on=(OPENAI,)
-    )
+    policy_key: OptionalSecret = setting(None, "bearer token for policy_urls", on=(OPENAI,))
+    reward_key: OptionalSecret = setting(None, "bearer token for reward_urls", on=(OPENAI,))
     server_headers: OptionalHeaders = setting(
-        None, "sent to both: Name: value, by commas", on=(OPENAI,)
+        None,
+        "HTTP headers for policy_urls and reward_urls: Name: value, separated by commas",
+        on=(OPENAI,),
     )
     routing: str = setting(
-        "none", "what routers at the URLs are told", on=OTHERS_RUN, off="none", pattern=PATTERN
+        "none",
+        "routing header sent to routers at the URLs: none, smg or header:NAME",
+        on=OTHERS_RUN,
+        off="none",
+        pattern=PATTERN,
     )
-    start_seconds: float = setting(600.0, "for servers to be there at start", on=ON_SERVERS, gt=0)
-    connect_seconds: float = setting(10.0, "to reach a server", on=ON_SERVERS, gt=0)
-    answer_seconds: float = setting(600.0, "for its answer to one request", on=ON_SERVERS, gt=0)
-    probe_seconds: float = setting(20.0, "for its sign of life", on=ON_SERVERS, gt=0)
+    start_seconds: float = setting(
+        600.0, "timeout for model servers to come up at startup", on=ON_SERVERS, gt=0
+    )
+    connect_seconds: float = setting(
+        10.0, "timeout for connecting to a model server", on=ON_SERVERS, gt=0
+    )
+    answer_seconds: float = setting(
+        600.0, "timeout for a model server's answer to one request", on=ON_SERVERS, gt=0
+    )
+    probe_seconds: float = setting(
+        20.0, "timeout for a health check of a model server", on=ON_SERVERS, gt=0
+    )
     recovery_seconds: float = setting(
-        600.0, "that a search waits for a lost one to be back", on=ON_SERVERS, ge=0
+        600.0, "maximum wait of a search for a lost model server to return", on=ON_SERVERS, ge=0
     )
     launch: bool = setting(
-        False, "start and look after both SGLang servers", on=(LAUNCHED,), off=False
+        False, "start and supervise the SGLang servers", on=(LAUNCHED,), off=False
     )
     launch_python: LaunchPython = setting(
-        AUTO, "of SGLang's own environment; auto: this one's, or .venv-sglang"
+        AUTO, "Python that has SGLang; auto: the current one if it has it, else .venv-sglang"
     )
     engine: EngineName = setting(
-        AUTO, "what runs the models; auto: SGLang on a GPU, but for bundled models"
+        AUTO,
+        "inference engine; auto: sglang with --launch, with URLs, or on a GPU (except for bundled "
+        "models), otherwise embedded",
     )
-    launch_device: Literal["auto", "cuda", "cpu"] = setting(AUTO, "where they run", on=(LAUNCHED,))
+    launch_device: Literal["auto", "cuda", "cpu"] = setting(
+        AUTO, "device of launched servers", on=(LAUNCHED,)
+    )
     launch_memory: OptionalShares = setting(
         None,
-        "of the memory free when each server starts, policy first; none: by sizes and kv_load",
+        "fraction of the free memory that each server takes at its start, policy model first; "
+        "none: computed from model sizes and kv_load",
         on=(LAUNCHED,),
     )
-    policy_args: str = setting("", "more options for the policy's server", on=(LAUNCHED,))
-    reward_args: str = setting("", "more options for the reward model's", on=(LAUNCHED,))
+    policy_args: str = setting(
+        "", "additional SGLang options for the policy model server", on=(LAUNCHED,)
+    )
+    reward_args: str = setting(
+        "", "additional SGLang options for the reward model server", on=(LAUNCHED,)
+    )
 
     kv_tokens: int = setting(
-        65_536, "KV of the policy model in tokens, all trees", on=(EMBEDDED, LAUNCHED), ge=64
+        65_536,
+        "KV cache capacity of the policy model in tokens, for all trees",
+        on=(EMBEDDED, LAUNCHED),
+        ge=64,
     )
     kv_policy: KvPolicy = setting(
-        "arborkv", "what the policy model's KV gives up first", on=(EMBEDDED, LAUNCHED)
+        "arborkv", "eviction policy for the policy model's KV cache", on=(EMBEDDED, LAUNCHED)
     )
     kv_theta: OptionalFile = setting(
         _shipped_theta,
-        "what arborkv's signals weigh: a file of hedgerow calibrate; none: the value alone",
+        "file written by hedgerow calibrate: weights of arborkv's signals; none: the value alone",
         on=(EMBEDDED,),
     )
     prm_kv_tokens: int = setting(
-        65_536, "KV of the reward model in tokens", on=(EMBEDDED, LAUNCHED), ge=64
+        65_536, "KV cache capacity of the reward model in tokens", on=(EMBEDDED, LAUNCHED), ge=64
     )
     kv_split: KvSplitMode = setting(
         "given",
-        "how the KV bytes of both models are shared; roofline: by what is asked",
+        "how KV bytes are split between the models; given: as kv_tokens and prm_kv_tokens set, "
+        "roofline: by kv_load",
         on=(EMBEDDED,),
         off="given",
     )
     kv_load: LoadSizes = setting(
         (64, 256, 64),
-        "shared for at first: sequences, tokens each, new ones",
+        "load for the memory split at startup: sequences, tokens of each, new tokens of each",
         on=(EMBEDDED, LAUNCHED),
     )
-    batch_limit: int = setting(256, "most sequences decoding at once", on=(EMBEDDED,), ge=1)
+    batch_limit: int = setting(256, "maximum sequences per batch", on=(EMBEDDED,), ge=1)
     draft: DraftMode = setting(
-        "off",
-        "draft ahead of the policy model; changes time alone",
-        on=(EMBEDDED,),
-        off="off",
+        "off", "speculative decoding by draft_model; affects only speed", on=(EMBEDDED,), off="off"
     )
     draft_model: DraftCheckpoint = setting(
-        AUTO, "a folder or Hugging Face name; auto: the bundled model's own", on=(EMBEDDED,)
+        AUTO,
+        "draft model: folder or Hugging Face name; auto: the one bundled with the policy model",
+        on=(EMBEDDED,),
     )
-    draft_tokens: int = setting(0, "drafted ahead; 0: what pays", on=(EMBEDDED,), ge=0, le=15)
+    draft_tokens: int = setting(
+        0, "tokens to draft ahead; 0: adapts to measured speed", on=(EMBEDDED,), ge=0, le=15
+    )
     k_config: DraftWidths = setting(
-        (), "tokens drafted at each depth, such as 2,2,1", on=(EMBEDDED,)
+        (), "tokens drafted after each token, by depth, such as 2,2,1; deeper: 1", on=(EMBEDDED,)
     )
-    draft_kv_tokens: int = setting(65_536, "KV of the draft model in tokens", on=(EMBEDDED,), ge=64)
+    draft_kv_tokens: int = setting(
+        65_536, "KV cache capacity of the draft model in tokens", on=(EMBEDDED,), ge=64
+    )
     verify_batch: int = setting(
-        0, "sequences whose drafts are checked at once; 0: all", on=(EMBEDDED,), ge=0
+        0, "sequences whose drafts are verified at once; 0: all", on=(EMBEDDED,), ge=0
     )
     speculate: bool = setting(
-        False, "idle places decode what rounds may ask for next", on=ON_OWN_ENGINES, off=False
+        False,
+        "use idle batch slots to decode steps that later rounds may request",
+        on=ON_OWN_ENGINES,
+        off=False,
     )
     lookahead: bool = setting(
         True,
-        "what is decoded ahead is scored with the step before it",
+        "score a step that was decoded ahead in the same pass as the step before it",
         on=ON_OWN_ENGINES,
         off=False,
     )
     dedup: bool = setting(
-        True, "what several sequences have alike is computed once", on=(EMBEDDED,), off=False
+        True, "compute identical tokens of several sequences once", on=(EMBEDDED,), off=False
     )
     order: ScheduleOrder = setting(
-        "prefix", "in which a round's branches are let in", on=(EMBEDDED,)
+        "prefix", "order in which the branches of a round are admitted to the batch", on=(EMBEDDED,)
     )
     threads: int = setting(
-        0, "of the engine; 0: as many as are fastest, at most one a core", on=(EMBEDDED,), ge=0
+        0, "compute threads; 0: the fastest number, at most one per core", on=(EMBEDDED,), ge=0
     )
-    exact: bool = setting(True, "batch-invariant arithmetic", on=(EMBEDDED,), off=False)
+    exact: bool = setting(True, "use batch-invariant arithmetic", on=(EMBEDDED,), off=False)
     kernel: Kernel = setting(
-        "auto", "what attends: a library that the C compiler builds, or torch", on=(EMBEDDED,)
+        "auto",
+        "attention kernel; native: built by the C compiler; auto: native if available, else torch",
+        on=(EMBEDDED,),
     )
 
-    embedder: EmbedderName = setting("lexical", "what tells policy ets which steps are alike")
+    embedder: EmbedderName = setting(
+        "lexical", "embedder that compares steps for policies ets and dora"
+    )
     embedder_layer: int | None = setting(
-        None, "hidden: read after so many layers; default: half of them", on=(EMBEDDED,), ge=1
+        None,
+        "embedder hidden: number of layers after which states are read; default: half of them",
+        on=(EMBEDDED,),
+        ge=1,
     )
-    encoder: OptionalCheckpoint = setting(None, "a sentence encoder's folder or name")
+    encoder: OptionalCheckpoint = setting(
+        None, "embedder encoder: sentence encoder, a folder or Hugging Face name"
+    )
     embeddings_url: str | None = setting(
-        None, "whole, ends in /v1/embeddings as a rule", pattern="^https?://"
+        None, "embedder endpoint: full URL, usually ending in /v1/embeddings", pattern="^https?://"
     )
-    embeddings_model: str = setting("default", "its name at embeddings_url")
-    embeddings_key: SecretStr | None = setting(None, "sent as a bearer token")
+    embeddings_model: str = setting("default", "model name at embeddings_url")
+    embeddings_key: SecretStr | None = setting(None, "bearer token for embeddings_url")
 
 
 class Settings(LimitSettings, HttpSettings, ModelSettings):
