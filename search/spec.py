@@ -106,191 +106,211 @@ class StopReason(StrEnum):
 
 
 class SearchSpec(BaseModel):
-    """What a client may set in ``search``; unknown fields are refused by name."""
+    """The fields that a client may set in ``search``; unknown fields are rejected by name."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     policy: PolicyName = "rebase"
-    width: int = Field(default=16, ge=1, le=1024, description="trajectories to finish")
+    width: int = Field(default=16, ge=1, le=1024, description="number of trajectories to finish")
     seed: int | None = Field(
         default=None, ge=0, le=2**63 - 1, json_schema_extra={"maximum": 2**63 - 1024}
     )
     """The schema's maximum is the largest seed that a double holds, as many clients use doubles."""
     temperature: float = Field(default=1.0, ge=0.0, le=5.0)
     top_p: float = Field(default=1.0, gt=0.0, le=1.0)
-    top_k: TopK = Field(default=0, description="as vLLM's; below 1: of all tokens")
+    top_k: TopK = Field(
+        default=0, description="sample from the k most likely tokens, as in vLLM; below 1: from all"
+    )
     min_p: MinP = 0.0
     logit_bias: LogitBias = {}
-    min_tokens: MinTokens = Field(default=0, description="of a trajectory, before it may end")
+    min_tokens: MinTokens = Field(
+        default=0, description="minimum tokens of a trajectory before it may end"
+    )
     repetition_penalty: RepetitionPenalty = 1.0
     presence_penalty: Penalty = Field(
-        default=0.0, description="for what the trajectory holds, as all penalties"
+        default=0.0, description="counts the tokens of the whole trajectory, as all penalties do"
     )
     frequency_penalty: Penalty = 0.0
-    max_depth: int = Field(default=25, ge=1, le=200, description="steps a trajectory")
+    max_depth: int = Field(default=25, ge=1, le=200, description="maximum steps per trajectory")
     max_step_tokens: int = Field(default=256, ge=1, le=8192)
     step_tokens: int | None = Field(
-        default=None, ge=1, le=8192, description="cut steps by length instead of the delimiter"
+        default=None,
+        ge=1,
+        le=8192,
+        description="end steps at this many tokens instead of at the delimiter",
     )
     trajectory_tokens: int = Field(default=1024, ge=1, le=131072)
     ignore_eos: bool = Field(
-        default=False, description="trajectories go on after the model's end, to their limits"
+        default=False,
+        description="continue trajectories past the model's end token, up to their limits",
     )
     max_tokens: int | None = Field(
-        default=None, ge=1, le=MOST, description="generated tokens of the whole committed tree"
+        default=None,
+        ge=1,
+        le=MOST,
+        description="maximum generated tokens in the whole committed tree",
     )
     max_kv_tokens: int | None = Field(
         default=None,
         ge=1,
         le=MOST,
-        description="unique tokens on the paths of nodes that may still grow, prompt included",
+        description="maximum unique tokens on the paths of nodes that may still grow, including "
+        "the prompt",
     )
     deadline_ms: int | None = Field(default=None, ge=1, le=86_400_000)
     vote: VoteName | None = Field(
         default=None,
-        description="default: weighted majority; majority for self_consistency, best_last for beam "
-        "whose leaves are distinct, lineages for dora",
+        description="how trajectories vote for the answer; default: weighted_majority, but "
+        "majority for self_consistency, best_last for beam with distinct leaves, lineages for dora",
     )
     answers: AnswerRule | None = Field(
         default=None,
-        description="how replies' answers are read and compared; default: the server's",
+        description="how answers are read from replies and compared; default: the server's",
     )
     consensus: Consensus | None = Field(
         default=None,
-        description="stop early: when the votes still out cannot change the answer (certain), or "
-        "when the leading class is the more frequent one with this probability",
+        description="stop once outstanding votes cannot change the answer (certain), or once the "
+        "leading answer is more likely than the second with this probability (a number)",
     )
     reward_temperature: float = Field(
-        default=0.2, gt=0.0, le=10.0, description="T_R of REBASE's softmax over rewards"
+        default=0.2,
+        gt=0.0,
+        le=10.0,
+        description="temperature of the softmax over rewards, T_R in REBASE",
     )
     mass: float = Field(
         default=1.0,
         ge=0.0,
         le=1.0,
-        description="rebase, adaptive: the power to which it counts how often a step was drawn; 1 "
-        "is the paper's, at 0 equal steps count once",
+        description="rebase, adaptive: exponent of the number of times that a step was drawn; 1: "
+        "as in the paper, 0: equal steps count once",
     )
     floor_levels: int = Field(
         default=0,
         ge=0,
         le=200,
-        description="rebase, dora, adaptive: down to this depth no distinct step is given up while "
-        "there is a child for it",
+        description="rebase, dora, adaptive: down to this depth, prune no distinct step while a "
+        "child is available for it",
     )
     similarity_temperature: float = Field(
         default=0.01,
         gt=0.0,
         le=10.0,
-        description="dora: of the softmax over steps' similarities; the larger, the more steps are "
-        "one direction",
+        description="dora: temperature of the softmax over step similarities; higher values merge "
+        "more steps into one direction",
     )
     ess_threshold: float = Field(
         default=1.0,
         gt=0.0,
         le=1.0,
-        description="particle_filter: draws again where the effective sample size is at most this "
-        "share of the particles; 1: at every level",
+        description="particle_filter: resample where the effective sample size is at most this "
+        "fraction of the particles; 1: at every level",
     )
     soft_start: bool = Field(
         default=False,
-        description="particle_filter: softens the odds by particles / effective sample size, ever "
-        "less from level to level",
+        description="particle_filter: soften the odds by particles / effective sample size, less "
+        "with each level",
     )
     restarts: int | None = Field(
         default=None,
         ge=0,
         le=16,
-        description="rebase, ets, ets_kv, dora, adaptive: how often a tree starts again at the "
-        "root, where no step of a level is worth going on with; default: 2 for adaptive, 0 for the "
-        "others, as in their papers",
+        description="rebase, ets, ets_kv, dora, adaptive: maximum restarts at the root, made when "
+        "no step of a level is worth expanding; default: 2 for adaptive, 0 for the others, as in "
+        "their papers",
     )
     hopeless_below: float = Field(
         default=0.3,
         ge=0.0,
         le=1.0,
-        description="restarts: the reward that a level's best step and all finished trajectories "
-        "then miss",
+        description="restarts: the tree restarts if a level's best step and all finished "
+        "trajectories have rewards below this",
     )
     chains: int | None = Field(
         default=None,
         ge=1,
         le=1024,
-        description="adaptive: chains drawn first, at most the width; default: the rounded-up root "
-        "of width",
+        description="adaptive: number of chains drawn first, at most the width; default: the "
+        "square root of width, rounded up",
     )
     agreement: float = Field(
         default=1.0,
         gt=0.5,
         le=1.0,
-        description="adaptive: the share of the chains that settles the answer",
+        description="adaptive: fraction of the chains that must agree to settle the answer",
     )
     beam_width: int | None = Field(
         default=None,
         ge=1,
         le=1024,
-        description="leaves that beam, and subtrees that dvts keeps; default: the rounded-up root "
-        "of width",
+        description="beam: number of leaves kept; dvts: number of subtrees; default: the square "
+        "root of width, rounded up",
     )
     filter_duplicates: bool = Field(
-        default=True, description="beam: equal leaves are one of the kept ones"
+        default=True, description="beam: count equal leaves as one kept leaf"
     )
     budget_weight: float = Field(
-        default=1.0, ge=0.0, le=100.0, description="ETS: what KV costs, the paper's lambda_b"
+        default=1.0,
+        ge=0.0,
+        le=100.0,
+        description="ETS: weight of the KV cost, lambda_b in the paper",
     )
     diversity_weight: float = Field(
         default=1.0,
         ge=0.0,
         le=100.0,
-        description="ETS: what unlike steps are worth, the paper's lambda_d; ets_kv has none",
+        description="ETS: weight of step diversity, lambda_d in the paper; ets_kv ignores it",
     )
     cost: CostName = Field(
-        default="nodes", description="ETS: KV is counted in steps or in tokens, prompt included"
+        default="nodes",
+        description="ETS: unit of the KV cost: steps (nodes) or tokens, including the prompt",
     )
     cluster_threshold: float | None = Field(
         default=None,
         ge=0.0,
         le=2.0,
-        description="ETS: cosine distance at which steps are unlike; default: the embedder's own",
+        description="ETS: cosine distance above which steps differ; default: set by the embedder",
     )
-    solver: SolverName = Field(default="highs", description="ETS: what solves its integer program")
+    solver: SolverName = Field(default="highs", description="ETS: solver of the integer program")
     branch: int = Field(
-        default=3, ge=1, le=64, description="best_first, mcts, tot_bfs: children of an expansion"
+        default=3, ge=1, le=64, description="best_first, mcts, tot_bfs: children per expansion"
     )
     parallel: int = Field(
-        default=4, ge=1, le=1024, description="best_first, mcts: nodes expanded a round"
+        default=4, ge=1, le=1024, description="best_first, mcts: nodes expanded per round"
     )
     expansions: int = Field(
-        default=64, ge=1, le=65536, description="best_first, mcts: nodes expanded at most"
+        default=64, ge=1, le=65536, description="best_first, mcts: maximum number of expansions"
     )
     exploration: float | None = Field(
         default=None,
         ge=0.0,
         le=100.0,
-        description="weight of what was visited less; default: best_first 0.7071, mcts 1.25",
+        description="weight of less visited nodes; default: 0.7071 for best_first, 1.25 for mcts",
     )
     early_stop: float = Field(
         default=0.8,
         ge=0.0,
         le=100.0,
-        description="best_first: a followed path stops below this share of the mean reward so far",
+        description="best_first: stop an exploited path below this fraction of the mean reward so "
+        "far",
     )
     deep_seek: float = Field(
         default=0.8,
         ge=0.0,
         le=100.0,
-        description="best_first: an explored leaf is taken deep from this share of the mean on",
+        description="best_first: follow an explored path from this fraction of the mean reward on",
     )
     enough_answers: int = Field(
         default=5,
         ge=1,
         le=65536,
-        description="best_first: stops after these if no open step beats the best",
+        description="best_first: stop after this many answers if no open step has a higher reward",
     )
     breadth: int | None = Field(
         default=None,
         ge=1,
         le=65536,
-        description="tot_bfs: leaves kept a level; default: width / branch",
+        description="tot_bfs: leaves kept per level; default: width / branch",
     )
 
     @property
@@ -320,7 +340,7 @@ class SearchSpec(BaseModel):
 
 
 class RequestedSearch(SearchSpec):
-    """A search as it is asked for: which policy may be left to the server (``auto``)."""
+    """A search as requested: policy ``auto`` lets the server choose."""
 
     model_config = ConfigDict(title="SearchSpec")
 
