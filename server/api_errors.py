@@ -43,7 +43,7 @@ METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
 
 
 class ErrorInfo(BaseModel):
-    """What an error says: ``type`` tells whose fault it was."""
+    """Details of an error; ``type`` tells whether the client or the server caused it."""
 
     message: str
     type: Literal["invalid_request_error", "server_error"]
@@ -53,7 +53,7 @@ class ErrorInfo(BaseModel):
 
 
 class ErrorBody(BaseModel):
-    """An error in OpenAI's shape."""
+    """An error in OpenAI's format."""
 
     error: ErrorInfo
 

@@ -27,7 +27,7 @@ def create_app(service: Service, at_end: Callable[[], Awaitable[None]] | None = 
         description="An OpenAI-compatible server for test-time search",
         lifespan=lambda _: service.lifetime(at_end),
         redirect_slashes=False,
-        responses={"default": {"model": api_errors.ErrorBody, "description": "an error"}},
+        responses={"default": {"model": api_errors.ErrorBody, "description": "Error"}},
     )
     api_errors.install(app, settings.retry_after_seconds)
     app.add_middleware(AuthMiddleware, service=service)

@@ -122,7 +122,7 @@ Spec = Annotated[RequestedSearch, BeforeValidator(few_fields)]
 
 
 class Message(BaseModel):
-    """One message; whatever else a client attaches to it is left alone."""
+    """A chat message; any other fields are ignored."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -139,7 +139,7 @@ Messages = Annotated[list[Message], Field(min_length=1, max_length=MOST_MESSAGES
 
 
 class StreamOptions(BaseModel):
-    """``include_usage`` asks for a last chunk with the usage; other options are ignored."""
+    """``include_usage`` requests a final chunk with the usage; other options are ignored."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -147,7 +147,7 @@ class StreamOptions(BaseModel):
 
 
 class Reasoning(BaseModel):
-    """Another way to ask for an effort, which Open WebUI and OpenRouter's clients take."""
+    """Alternative to ``reasoning_effort``, sent by Open WebUI and OpenRouter clients."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -155,14 +155,16 @@ class Reasoning(BaseModel):
 
 
 class SamplingParameters(BaseModel):
-    """vLLM's beside temperature and top-p: of a plain reply, and of a search's draws where
-    ``search`` does not say otherwise."""
+    """vLLM's sampling parameters other than temperature and top-p. They apply to plain replies, and
+    to the draws of a search unless ``search`` sets them."""
 
-    top_k: TopK | None = Field(default=None, description="below 1: of all tokens")
+    top_k: TopK | None = Field(
+        default=None, description="sample from the k most likely tokens; below 1: from all"
+    )
     min_p: MinP | None = None
     logit_bias: LogitBias | None = None
     min_tokens: MinTokens | None = Field(
-        default=None, description="before the model or a stop string ends a reply"
+        default=None, description="minimum tokens before the model or a stop string may end a reply"
     )
     repetition_penalty: RepetitionPenalty | None = None
     presence_penalty: Penalty | None = None
@@ -185,29 +187,33 @@ class SamplingParameters(BaseModel):
 
 
 class GenerationRequest(SamplingParameters):
-    """What chat and text completions share. ``temperature`` and ``top_p`` shape a plain completion
-    only: many clients always send 0, and the diversity of a search lives in ``search.temperature``.
+    """Fields shared by chat and text completions. ``temperature`` and ``top_p`` apply to plain
+    completions only, as many clients always send 0; a search uses ``search.temperature``.
     """
 
     model_config = ConfigDict(extra="allow")
 
     model: str
-    n: Count | None = Field(default=None, description="choices: distinct answers of a search")
+    n: Count | None = Field(
+        default=None, description="number of choices; in a search: distinct answers"
+    )
     temperature: Temperature | None = None
     top_p: TopP | None = None
-    max_tokens: Count | None = Field(default=None, description="of one trajectory")
+    max_tokens: Count | None = Field(default=None, description="maximum tokens per trajectory")
     stop: Annotated[Any, WithJsonSchema(_STOP_SCHEMA)] = None
     ignore_eos: StrictBool | None = Field(
-        default=None, description="a plain reply goes on to its max_tokens"
+        default=None,
+        description="continue past the model's end token: a plain reply up to max_tokens, a search "
+        "to its limits",
     )
-    seed: Seed | None = Field(default=None, description="taken modulo 2**63")
+    seed: Seed | None = Field(default=None, description="random seed, taken modulo 2**63")
     stream: StrictBool | None = None
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat = None
     structured_outputs: StructuredOutputs = None
     guided_json: GuidedJson = None
     thinking_token_budget: Count | None = Field(
-        default=None, description="a search's: of one trajectory"
+        default=None, description="searches only: maximum tokens per trajectory"
     )
     search: Spec | None = None
 
@@ -218,38 +224,46 @@ class GenerationRequest(SamplingParameters):
 
 
 class ChatRequest(GenerationRequest):
-    """``POST /v1/chat/completions``."""
+    """Request body of ``POST /v1/chat/completions``."""
 
     messages: Messages
     tools: Annotated[Any, WithJsonSchema(_TOOLS_SCHEMA)] = None
     tool_choice: Annotated[Any, WithJsonSchema(_CHOICE_SCHEMA)] = None
     parallel_tool_calls: StrictBool | None = None
-    max_completion_tokens: Count | None = Field(default=None, description="wins")
-    reasoning_effort: Effort | None = Field(default=None, description="wins over reasoning")
+    max_completion_tokens: Count | None = Field(
+        default=None, description="takes precedence over max_tokens"
+    )
+    reasoning_effort: Effort | None = Field(
+        default=None, description="takes precedence over reasoning"
+    )
     reasoning: Reasoning | None = None
     logprobs: StrictBool | None = None
-    top_logprobs: TopLogprobs | None = Field(default=None, description="with logprobs true")
+    top_logprobs: TopLogprobs | None = Field(
+        default=None, description="number of most likely tokens per position; needs logprobs true"
+    )
     include_reasoning: StrictBool | None = Field(
-        default=None, description="a search tells of each round as reasoning_content"
+        default=None, description="report each round of a search as reasoning_content"
     )
     continue_final_message: StrictBool | None = Field(
-        default=None, description="a plain reply is the rest of the assistant's last message"
+        default=None, description="continue the assistant's last message in a plain reply"
     )
     add_generation_prompt: StrictBool | None = Field(
-        default=None, description="false, as vLLM's clients send it, to go on with a message"
+        default=None, description="false with continue_final_message, as vLLM's clients send it"
     )
 
 
 class TextRequest(GenerationRequest):
-    """``POST /v1/completions``: one prompt as it stands, no chat template."""
+    """Request body of ``POST /v1/completions``: raw prompts without a chat template."""
 
     prompt: Annotated[Any, WithJsonSchema(_PROMPT_SCHEMA)]
-    logprobs: TopLogprobs | None = Field(default=None, description="so many likeliest tokens")
-    echo: StrictBool | None = Field(default=None, description="the prompt before each reply")
+    logprobs: TopLogprobs | None = Field(
+        default=None, description="number of most likely tokens per position"
+    )
+    echo: StrictBool | None = Field(default=None, description="return the prompt before each reply")
 
 
 class SearchRequest(BaseModel):
-    """``POST /v1/search``: a question or whole messages, and how to search."""
+    """Request body of ``POST /v1/search``: a question or messages, and how to search."""
 
     model_config = ConfigDict(
         extra="forbid", json_schema_extra=one_spelling_of(["question"], ["messages"])
@@ -260,15 +274,17 @@ class SearchRequest(BaseModel):
     messages: Messages | None = None
     search: Spec = RequestedSearch()
     stream: StrictBool = False
-    background: StrictBool = Field(default=False, description="it goes on without its client")
-    dry_run: StrictBool = Field(default=False, description="say what it may cost, search nothing")
+    background: StrictBool = Field(
+        default=False, description="run in the background, even if the client leaves"
+    )
+    dry_run: StrictBool = Field(default=False, description="estimate the cost without searching")
 
     _bounded = model_validator(mode="before")(few_fields)
 
 
 class BranchRequest(BaseModel):
-    """``POST /v1/search/{id}/branch``: go on from a node. ``search`` overrides the earlier spec,
-    whose seed is drawn anew; its budgets count from the node on."""
+    """Request body of ``POST /v1/search/{id}/branch``: continue from a node. ``search`` overrides
+    the earlier spec, whose seed is drawn anew. Budgets count from the node on."""
 
     model_config = ConfigDict(extra="forbid")
 

@@ -70,20 +70,22 @@ _TEXT_SCHEMA = {
 
 
 class ReasoningAsked(Reasoning):
-    """``summary``: any value asks a search to tell of each round."""
+    """``summary``: any value makes a search report each round."""
 
     summary: str | None = None
 
 
 class ResponsesRequest(SamplingParameters):
-    """``POST /v1/responses``."""
+    """Request body of ``POST /v1/responses``."""
 
     model_config = ConfigDict(extra="allow")
 
     model: str
     input: Annotated[Any, WithJsonSchema(_INPUT_SCHEMA)]
     instructions: str | None = None
-    max_output_tokens: Count | None = Field(default=None, description="of one trajectory")
+    max_output_tokens: Count | None = Field(
+        default=None, description="maximum tokens per trajectory"
+    )
     temperature: Temperature | None = None
     top_p: TopP | None = None
     top_logprobs: TopLogprobs | None = None
@@ -93,7 +95,7 @@ class ResponsesRequest(SamplingParameters):
     tool_choice: Annotated[Any, WithJsonSchema(_CHOICE_SCHEMA)] = None
     parallel_tool_calls: StrictBool | None = None
     text: Annotated[Any, WithJsonSchema(_TEXT_SCHEMA)] = None
-    seed: Seed | None = Field(default=None, description="taken modulo 2**63")
+    seed: Seed | None = Field(default=None, description="random seed, taken modulo 2**63")
     stream: StrictBool | None = None
     search: Spec | None = None
 

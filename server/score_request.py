@@ -82,7 +82,7 @@ SPELLINGS = (BY_QUESTION, BY_MESSAGES, MANY, PAIRS)
 
 
 class ScoreRequest(BaseModel):
-    """``POST /v1/score``, in one of its spellings."""
+    """Request body of ``POST /v1/score``, in one of its forms."""
 
     model_config = ConfigDict(extra="allow", json_schema_extra=one_spelling_of(*SPELLINGS))
 
@@ -91,10 +91,14 @@ class ScoreRequest(BaseModel):
     messages: Messages | None = None
     steps: Steps | None = None
     items: Items | None = None
-    text_1: Texts | None = Field(default=None, description="questions: one, or one a reply")
-    text_2: Texts | None = Field(default=None, description="replies, cut into steps here")
+    text_1: Texts | None = Field(
+        default=None, description="questions: one for all replies, or one per reply"
+    )
+    text_2: Texts | None = Field(
+        default=None, description="replies, split into steps by the server"
+    )
     seed: Seed | None = Field(
-        default=None, description="of a judge's verdicts, by which they repeat"
+        default=None, description="random seed of a judge's verdicts, which makes them repeatable"
     )
     deadline_ms: Count | None = None
 

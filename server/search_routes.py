@@ -37,7 +37,7 @@ from server.streams import OR_EVENTS, EventStream, event
 log = logging.getLogger("hedgerow.background")
 
 PUBLIC_NAMES = {"answered": "answer"}
-OR_LATER = OR_EVENTS | {202: {"description": "It runs in the background."}}
+OR_LATER = OR_EVENTS | {202: {"description": "The search runs in the background."}}
 
 
 def search_routes(service: Service) -> APIRouter:
