@@ -66,13 +66,16 @@ Switch = Literal["on", "off"]
 Returns = Literal["reward", "checker"]
 """The return of a finished trajectory: its last reward, or 1 or 0 by its task's checker."""
 TaskSplit = Literal["train", "dev", "test"]
-Trees = Annotated[Path | None, typer.Option(help="Append every tree to this file, a line each.")]
-Json = Annotated[bool, typer.Option("--json", help="One JSON document alone on stdout.")]
-Url = Annotated[str | None, typer.Option(help="Use the server at this URL, not an own engine.")]
+Trees = Annotated[Path | None, typer.Option(help="Append every tree to this file, one per line.")]
+Json = Annotated[bool, typer.Option("--json", help="Print only one JSON document to stdout.")]
+Url = Annotated[
+    str | None, typer.Option(help="Use the server at this URL instead of starting an engine.")
+]
 Model = Annotated[
     str | None,
     typer.Argument(
-        metavar="[MODEL]", help="A Hugging Face name, a folder, or a bundled name; as --model."
+        metavar="[MODEL]",
+        help="Policy model: Hugging Face name, folder or bundled name; as --model.",
     ),
 ]
 Policy = Annotated[
@@ -81,9 +84,9 @@ Policy = Annotated[
 ]
 SearchFields = Annotated[
     list[str] | None,
-    typer.Option("--set", help="Any other field of a search, as name=value; may be repeated."),
+    typer.Option("--set", help="Set another search field, as name=value; may be repeated."),
 ]
-Seed = Annotated[int | None, typer.Option(help="Seed; drawn at random if not given.")]
+Seed = Annotated[int | None, typer.Option(help="Random seed; drawn at random if not set.")]
 
 
 def setting_options(fields: Mapping[str, FieldInfo]) -> list[Any]:

@@ -9,12 +9,12 @@ import typer
 from cli.arguments import Json, exit_on, settings_of
 from server.settings import SettingsError
 
-config = typer.Typer(no_args_is_help=True, help="The settings a server would be started with.")
+config = typer.Typer(no_args_is_help=True, help="Check and list settings, and list known models.")
 
 
 @config.command()
 def check(as_json: Json = False) -> None:
-    """Say what a server would be started with; exit 2 with one clear line if it could not be."""
+    """Show the settings that a server would start with; exit 2 with the reason if it could not."""
     from cli.config_check import check as run
 
     settings = settings_of({})
@@ -30,7 +30,7 @@ def check(as_json: Json = False) -> None:
 
 @config.command()
 def table() -> None:
-    """Every setting with its option, default and meaning, as the table of docs/settings.md."""
+    """List every setting with option, default and description, as in docs/settings.md."""
     from cli.config_check import settings_table
 
     print(settings_table(), end="")
@@ -38,7 +38,7 @@ def table() -> None:
 
 @config.command(name="models")
 def known_models() -> None:
-    """Every public model that is known by name, as the tables of docs/models.md."""
+    """List every public model known by name, as in docs/models.md."""
     from cli.models_table import models_table
 
     print(models_table(), end="")

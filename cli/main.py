@@ -46,7 +46,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Test-time search behind OpenAI's API: trees of reasoning steps, scored and voted.",
+    help="OpenAI-compatible test-time search: trees of reasoning steps, scored and voted on.",
 )
 
 app.add_typer(config, name="config")
@@ -92,17 +92,17 @@ def serve(context: typer.Context, checkpoint: Model = None, *, trees: Trees = No
 def solve(
     context: typer.Context,
     *,
-    question: Annotated[str, typer.Argument(help="What to answer.")],
+    question: Annotated[str, typer.Argument(help="Question to answer.")],
     policy: Policy = "rebase",
-    width: Annotated[int | None, typer.Option(help="Trajectories to finish.")] = None,
+    width: Annotated[int | None, typer.Option(help="Number of trajectories to finish.")] = None,
     seed: Seed = None,
     fields: SearchFields = None,
     trees: Trees = None,
     url: Url = None,
-    picture: Annotated[Path | None, typer.Option(help="Write the tree to this SVG file.")] = None,
+    picture: Annotated[Path | None, typer.Option(help="Draw the tree to this SVG file.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Answer one question, growing its tree in the terminal; --model names a model."""
+    """Answer one question and show its tree growing in the terminal; --model sets the model."""
     from cli.solve import solve as run
 
     spec = spec_of(policy, width, seed, fields)
@@ -120,26 +120,30 @@ def solve(
 def evaluate(
     context: typer.Context,
     *,
-    task: Annotated[str, typer.Option(help="Task, such as game24, or a file .jsonl.")],
-    split: Annotated[TaskSplit, typer.Option(help="Which questions of a task.")] = "test",
-    limit: Annotated[int, typer.Option(min=1, help="Questions.")] = 100,
+    task: Annotated[str, typer.Option(help="Bundled task, such as game24, or a .jsonl file.")],
+    split: Annotated[TaskSplit, typer.Option(help="Split of a bundled task.")] = "test",
+    limit: Annotated[int, typer.Option(min=1, help="Maximum number of questions.")] = 100,
     policy: Annotated[str, typer.Option(help="Policies, separated by commas.")] = "rebase",
     width: Annotated[str | None, typer.Option(help="Widths, separated by commas.")] = None,
-    seed: Annotated[str, typer.Option(help="Seeds of the searches, by commas.")] = "0",
+    seed: Annotated[str, typer.Option(help="Random seeds, separated by commas.")] = "0",
     fields: SearchFields = None,
-    at_once: Annotated[int, typer.Option(min=1, help="Questions under way on an engine.")] = 8,
-    engines: Annotated[int, typer.Option(min=0, help="Engines; 0: what suits the models.")] = 0,
-    share: Annotated[Switch, typer.Option(help="Draw common samples once.")] = "on",
-    plot: Annotated[Path | None, typer.Option(help="Draw accuracy against KV.")] = None,
-    plot_anatomy: Annotated[Path | None, typer.Option(help="Draw what loses, and where.")] = None,
+    at_once: Annotated[int, typer.Option(min=1, help="Concurrent questions per engine.")] = 8,
+    engines: Annotated[
+        int, typer.Option(min=0, help="Number of engines; 0: chosen by model size.")
+    ] = 0,
+    share: Annotated[Switch, typer.Option(help="Draw samples common to searches once.")] = "on",
+    plot: Annotated[Path | None, typer.Option(help="Plot accuracy over KV to this file.")] = None,
+    plot_anatomy: Annotated[
+        Path | None, typer.Option(help="Plot losses, and where they occur, to this file.")
+    ] = None,
     trees: Trees = None,
     as_json: Json = False,
 ) -> None:
-    """Measure policies and widths on a task: accuracy, and what it costs.
+    """Measure accuracy and cost of policies and widths on a task.
 
-    Every seed searches the same questions; the first one also draws them from a task's split. A
-    file holds a JSON object a line with the fields problem and answer; its first lines are taken,
-    whatever the seed. Seconds are those of searches alone with --share off only.
+    Every seed searches the same questions; the first seed also draws them from the split of a
+    bundled task. A file has one JSON object per line with the fields problem and answer; its first
+    lines are used, whatever the seed. Seconds measure searches on their own only with --share off.
     """
     from cli.evaluation import Evaluation, run_evaluation
 
@@ -172,29 +176,36 @@ def evaluate(
 def tune(
     context: typer.Context,
     *,
-    budget: Annotated[int, typer.Option(min=1, help="Generated tokens that it may take.")],
-    data: Annotated[Path | None, typer.Option(help="A file of questions and answers.")] = None,
+    budget: Annotated[int, typer.Option(min=1, help="Maximum tokens to generate.")],
+    data: Annotated[Path | None, typer.Option(help="JSONL file of problems and answers.")] = None,
     task: Annotated[str | None, typer.Option(help="Bundled tasks, separated by commas.")] = None,
-    split: Annotated[TaskSplit, typer.Option(help="Which questions of a task.")] = "dev",
-    limit: Annotated[int, typer.Option(min=1, help="Most questions.")] = 400,
+    split: Annotated[TaskSplit, typer.Option(help="Split of a bundled task.")] = "dev",
+    limit: Annotated[int, typer.Option(min=1, help="Maximum number of questions.")] = 400,
     policy: Annotated[str | None, typer.Option(help="Policies, separated by commas.")] = None,
     width: Annotated[str, typer.Option(help="Widths, separated by commas.")] = "4,16,64",
     vote: Annotated[str | None, typer.Option(help="Votes, separated by commas.")] = None,
-    temperature: Annotated[str, typer.Option(help="Temperatures, by commas.")] = "0.7,1",
-    seed: Annotated[str, typer.Option(help="Seeds of the searches, by commas.")] = "0",
+    temperature: Annotated[str, typer.Option(help="Temperatures, separated by commas.")] = "0.7,1",
+    seed: Annotated[str, typer.Option(help="Random seeds, separated by commas.")] = "0",
     fields: SearchFields = None,
-    at_once: Annotated[int, typer.Option(min=1, help="Questions under way on an engine.")] = 8,
-    engines: Annotated[int, typer.Option(min=0, help="Engines; 0: what suits the models.")] = 0,
-    share: Annotated[Switch, typer.Option(help="Draw common samples once.")] = "on",
-    out: Annotated[Path, typer.Option(help="The file to write.")] = Path("tuned.toml"),
-    keep: Annotated[Path | None, typer.Option(help="Of what is done; default: OUT.jsonl.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw accuracy against tokens.")] = None,
+    at_once: Annotated[int, typer.Option(min=1, help="Concurrent questions per engine.")] = 8,
+    engines: Annotated[
+        int, typer.Option(min=0, help="Number of engines; 0: chosen by model size.")
+    ] = 0,
+    share: Annotated[Switch, typer.Option(help="Draw samples common to searches once.")] = "on",
+    out: Annotated[Path, typer.Option(help="TOML file for serve --tuned.")] = Path("tuned.toml"),
+    keep: Annotated[
+        Path | None,
+        typer.Option(help="Results file, to resume from; default: OUT with suffix .jsonl."),
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Plot accuracy over tokens to this file.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Find the searches that are worth their tokens on your models and questions.
 
-    All are tried on a few questions, the better ones on ever more, until the budget is spent. What
-    was cut off goes on where it stopped when it is started again. The file is for serve --tuned.
+    Tries all searches on a few questions, and the better ones on more and more, until the budget is
+    spent. An interrupted run resumes when it is started again. Use the file with serve --tuned.
     """
     from cli.grid_search import Grid
     from cli.tuning_arguments import grid_of, questions_of
@@ -229,15 +240,15 @@ def calibrate(
     context: typer.Context,
     *,
     task: Annotated[str, typer.Option(help="Tasks, separated by commas.")],
-    out: Annotated[Path, typer.Option(help="The file to write, for --kv-theta.")],
-    limit: Annotated[int, typer.Option(min=1, help="Training questions of each task.")] = 100,
+    out: Annotated[Path, typer.Option(help="File to write, for --kv-theta.")],
+    limit: Annotated[int, typer.Option(min=1, help="Maximum training questions per task.")] = 100,
     policy: Annotated[str, typer.Option(help="best_first, mcts or both.")] = "best_first",
-    width: Annotated[int, typer.Option(help="Trajectories to finish.")] = 16,
-    seed: Annotated[int, typer.Option(min=0, help="Of questions and searches.")] = 0,
+    width: Annotated[int, typer.Option(help="Number of trajectories to finish.")] = 16,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed of questions and searches.")] = 0,
     fields: SearchFields = None,
     as_json: Json = False,
 ) -> None:
-    """Fit what arborkv's signals weigh to recorded searches that keep all their KV."""
+    """Fit the weights of arborkv's signals to recorded searches that keep all their KV."""
     from cli.calibrate import GO_BACK, Calibration
     from cli.calibrate import calibrate as run
 
@@ -257,11 +268,11 @@ def calibrate(
 def replay(
     context: typer.Context,
     *,
-    response: Annotated[Path, typer.Argument(help="A response with its search, or --trees lines.")],
+    response: Annotated[Path, typer.Argument(help="Response with its search, or a --trees file.")],
     url: Url = None,
     as_json: Json = False,
 ) -> None:
-    """Grow recorded trees again; exit 1 if any of them differs."""
+    """Repeat recorded searches and compare their trees; exit 1 if any tree differs."""
     from cli.replay import RecordError, read_records, replay_all
 
     with exit_on(RecordError):
@@ -279,12 +290,12 @@ def replay(
 
 @app.command()
 def export(
-    trees: Annotated[Path, typer.Argument(help="What --trees has written.")],
+    trees: Annotated[Path, typer.Argument(help="File written by --trees.")],
     returns: Annotated[
-        Returns, typer.Option(help="A finished trajectory's worth: its last reward, or 1 or 0.")
+        Returns, typer.Option(help="Trajectory return: last reward, or the checker's 1 or 0.")
     ] = "reward",
 ) -> None:
-    """Print recorded trees as rollouts for training: a line of JSON a step."""
+    """Print recorded trees as training rollouts, one line of JSON per step."""
     from cli.export import ExportError, export_steps
 
     with exit_on(ExportError):
@@ -297,25 +308,26 @@ def plan(
     context: typer.Context,
     checkpoint: Model = None,
     *,
-    sequences: Annotated[
-        int | None, typer.Option(min=1, help="Sequences at once; none of these: --kv-load's.")
-    ] = None,
-    length: Annotated[int | None, typer.Option(min=1, help="Tokens that a sequence has.")] = None,
-    new: Annotated[int | None, typer.Option(min=1, help="Tokens that it is to grow by.")] = None,
+    sequences: Annotated[int | None, typer.Option(min=1, help="Concurrent sequences.")] = None,
+    length: Annotated[int | None, typer.Option(min=1, help="Tokens per sequence.")] = None,
+    new: Annotated[int | None, typer.Option(min=1, help="New tokens per sequence.")] = None,
     own: Annotated[
-        int | None, typer.Option(min=0, help="Of its tokens, those no other one has; 0: all.")
+        int | None, typer.Option(min=0, help="Tokens that no other sequence has; 0: all.")
     ] = None,
     gpu: Annotated[
         tuple[float, float, float] | None,
-        typer.Option(help="Plan for SGLang: a GPU's TFLOP/s, GB/s and GB, bfloat16."),
+        typer.Option(help="Plan for SGLang on a GPU: its bfloat16 TFLOP/s, GB/s and GB."),
     ] = None,
     host: Annotated[
         float | None,
-        typer.Option("--host-bandwidth", help="GB/s between the GPU and host memory."),
+        typer.Option("--host-bandwidth", help="Bandwidth between GPU and host memory in GB/s."),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Share KV between policy and reward model by the roofline, and say why."""
+    """Split KV memory between policy and reward model by the roofline, and explain the split.
+
+    --sequences, --length and --new default to --kv-load.
+    """
     from cli.kv_split_plan import make_plan
     from kvpolicy.roofline import SplitLoad
     from server.gpus import Gpu
@@ -351,12 +363,14 @@ def check_model(
     *,
     gpu: Annotated[
         str | None,
-        typer.Option(help="For a GPU by name, such as h100, or by TFLOP/s,GB/s,GB."),
+        typer.Option(help="Check for this GPU: a name such as h100, or TFLOP/s,GB/s,GB."),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Say what would serve a model, in what memory, and what would be refused; exit 2 if it could
-    not be served. Nothing is started."""
+    """Report what would serve a model, in what memory, and what would be refused.
+
+    Starts nothing. Exits with 2 if the model could not be served.
+    """
     from cli.model_check import check_models, settings_to_check, show
     from server.gpus import gpu_of
 
