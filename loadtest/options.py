@@ -55,21 +55,24 @@ def output_file(text: str) -> Path:
 
 
 SHARED: Mapping[str, Mapping[str, Any]] = {
-    "quick": {"action": "store_true", "help": "few questions, minutes"},
-    "limit": {"type": at_least(1), "dest": "questions", "help": "questions"},
-    "searches": {"type": at_least(1), "help": "how many"},
-    "repeats": {"type": at_least(1), "help": "of everything that is timed"},
-    "seed": {"type": at_least(0), "help": "of questions and searches"},
-    "threads": {"type": at_least(0), "help": "of the arithmetic; 0: as many as are fastest"},
-    "clock": {"choices": CLOCKS, "help": "cpu: on a machine with other work to do"},
-    "seconds": {"type": float, "help": "begin no cell after so long, and name those left out"},
+    "quick": {"action": "store_true", "help": "few questions; takes minutes"},
+    "limit": {"type": at_least(1), "dest": "questions", "help": "number of questions"},
+    "searches": {"type": at_least(1), "help": "number of searches"},
+    "repeats": {"type": at_least(1), "help": "repeats of each timed measurement"},
+    "seed": {"type": at_least(0), "help": "random seed of questions and searches"},
+    "threads": {"type": at_least(0), "help": "compute threads; 0: the fastest number"},
+    "clock": {"choices": CLOCKS, "help": "cpu: for a machine that is busy with other work"},
+    "seconds": {
+        "type": float,
+        "help": "start no cell after this many seconds, and list those left out",
+    },
     "keep": {
         "type": output_file,
         "dest": "kept_in",
         "metavar": "FILE",
-        "help": "take results from this file and add to it: a run that was cut off goes on",
+        "help": "reuse results in this file and append new ones, to resume an interrupted run",
     },
-    "python": {"type": Path, "default": PYTHON, "help": "of SGLang's environment"},
+    "python": {"type": Path, "default": PYTHON, "help": "Python of SGLang's environment"},
 }
 """The shared options, which mean the same in every benchmark."""
 
@@ -86,7 +89,7 @@ class BenchmarkParser(argparse.ArgumentParser):
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         self._name = name
-        self.add_argument("--json", action="store_true", help="one JSON document on stdout")
+        self.add_argument("--json", action="store_true", help="print one JSON document to stdout")
         for option in (*shared, *described):
             override = {"help": described[option]} if option in described else {}
             self.add_argument(f"--{option}", **{**SHARED[option], **override})
@@ -96,7 +99,7 @@ class BenchmarkParser(argparse.ArgumentParser):
     ) -> None:
         """Add an option that takes a list: of ``choices``, or of numbers if that is a type."""
         reader = listed(choices) if isinstance(choices, type) else listed(str, choices)
-        says = f"{of}, by commas" if of else "by commas"
+        says = f"{of} (separated by commas)" if of else "separated by commas"
         self.add_argument(f"--{option}", type=reader, dest=dest, help=says)
 
     def error(self, message: str) -> NoReturn:
