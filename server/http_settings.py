@@ -57,7 +57,7 @@ class HttpSettings(DeclaredSettings):
     retry_after_seconds: int = setting(5, "Retry-After header of refused requests", ge=1, le=60)
     retry_seconds: float = setting(
         10.0,
-        "errors that come later than this tell clients not to retry (x-should-retry: false)",
+        "errors sent later than this tell clients not to retry (x-should-retry: false)",
         gt=0,
     )
     drain_seconds: int = setting(10, "time for running requests to finish at shutdown", ge=1)
@@ -105,6 +105,6 @@ class LimitSettings(DeclaredSettings):
     max_width: int = setting(1024, "maximum width of a search", ge=1, le=1024)
     max_depth: int = setting(200, "maximum depth of a search", ge=1, le=200)
     max_prompt_tokens: int = setting(1 << 20, "maximum tokens in a prompt", ge=1)
-    max_tree_tokens: int = setting(1 << 20, "maximum tokens generated in a tree", ge=1)
+    max_tree_tokens: int = setting(1 << 20, "maximum tokens in a request's tree", ge=1)
     default_max_tokens: int = setting(1024, "default max_tokens of a plain reply", ge=1)
     step_tokens: int = setting(16, "tokens in each streamed chunk of a plain reply", ge=1)
