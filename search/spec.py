@@ -128,7 +128,7 @@ class SearchSpec(BaseModel):
     )
     repetition_penalty: RepetitionPenalty = 1.0
     presence_penalty: Penalty = Field(
-        default=0.0, description="counts the tokens of the whole trajectory, as all penalties do"
+        default=0.0, description="applies to tokens anywhere in the trajectory, as all penalties do"
     )
     frequency_penalty: Penalty = 0.0
     max_depth: int = Field(default=25, ge=1, le=200, description="maximum steps per trajectory")
