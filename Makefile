@@ -1,5 +1,5 @@
 # make serve   install and serve the bundled models on 127.0.0.1:8000
-# make test    install and run every test, JOBS of them at once
+# make test    install and run the tests, JOBS of them at once
 # make release  an SBOM and the licences of what is installed, in build/      make audit   known faults
 # make nightly what takes hours: the hostile run, schemathesis at length, tests marked so, and make clients
 # make clients more clients that people have, in environments of their own under .venv (3 GB)
