@@ -139,11 +139,17 @@ def private_words() -> Iterator[tuple[list[Path], dict[str, str]]]:
 
 
 @cache
+def parsed(file: Path) -> ast.Module:
+    """A module's syntax tree."""
+    return ast.parse(file.read_text())
+
+
+@cache
 def names_in(file: Path) -> set[str]:
     """A file's stem, with a module's identifiers, flags and metrics or a document's code."""
     names = {file.stem}
     if file.suffix == ".py":
-        for node in ast.walk(ast.parse(file.read_text())):
+        for node in ast.walk(parsed(file)):
             names.update(
                 getattr(node, field, None) or "" for field in ("id", "attr", "arg", "name")
             )
@@ -187,13 +193,18 @@ PARTICIPLES = {
 
 def variables(file: Path) -> Iterator[tuple[int, str]]:
     """Yield the line and name of each parameter and local variable of a module's functions."""
-    for function in ast.walk(ast.parse(file.read_text())):
-        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-            for node in ast.walk(function):
-                if isinstance(node, ast.arg):
-                    yield node.lineno, node.arg
-                elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-                    yield node.lineno, node.id
+    inside = set[int]()
+    for function in ast.walk(parsed(file)):
+        if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            continue
+        if id(function) in inside:
+            continue
+        for node in ast.walk(function):
+            inside.add(id(node))
+            if isinstance(node, ast.arg):
+                yield node.lineno, node.arg
+            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                yield node.lineno, node.id
 
 
 def test_variables_are_nouns() -> None:

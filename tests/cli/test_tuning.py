@@ -173,6 +173,7 @@ def test_a_file_is_written_that_a_server_takes(tmp_path: Path, engine: ScriptedE
     assert "go on" in invocation.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.promise(
     "`hedgerow tune`, started again after a failure, searches only what is missing and reports the "
     "same result."
@@ -223,6 +224,7 @@ def test_without_a_reward_model_chains_alone_are_tried(
     assert "beam with vote weighted_majority: it needs rewards" in refusal.stderr
 
 
+@pytest.mark.slow
 def test_a_table_and_a_plot(tmp_path: Path, engine: ScriptedEngine) -> None:
     """Without ``--json`` a table is printed."""
     plot = tmp_path / "front.svg"

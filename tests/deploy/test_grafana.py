@@ -64,15 +64,14 @@ class Prometheus:
         }
         (folder / "prometheus.yaml").write_text(yaml.safe_dump(config))
         port = free_port()
-        self.process = subprocess.Popen(
-            [
-                debian_tool("prometheus", "prometheus"),
-                f"--config.file={folder / 'prometheus.yaml'}",
-                f"--storage.tsdb.path={folder / 'data'}",
-                f"--web.listen-address=127.0.0.1:{port}",
-            ],
-            stderr=(folder / "log").open("w"),
-        )
+        command = [
+            debian_tool("prometheus", "prometheus"),
+            f"--config.file={folder / 'prometheus.yaml'}",
+            f"--storage.tsdb.path={folder / 'data'}",
+            f"--web.listen-address=127.0.0.1:{port}",
+        ]
+        with (folder / "log").open("w") as log:
+            self.process = subprocess.Popen(command, stderr=log)
         self.http = httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=60)
         while not self._ready():
             assert self.process.poll() is None, (folder / "log").read_text()

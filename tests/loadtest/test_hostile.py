@@ -69,6 +69,7 @@ def test_a_run_that_was_cut_off_goes_on(tmp_path: Path) -> None:
     assert history.read() == FINE
 
 
+@pytest.mark.slow
 def test_what_is_asked_is_the_same_each_time() -> None:
     """Bodies and searches are deterministic, and the searches are valid."""
     for number in range(40):

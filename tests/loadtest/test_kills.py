@@ -92,6 +92,7 @@ class Sleeper(LaunchedServer):
         """Return at once."""
 
 
+@pytest.mark.slow
 async def test_a_killed_server_runs_again(tmp_path: Path) -> None:
     """The killed process has ended by SIGKILL, and the server runs again afterwards."""
     path = tmp_path / "python"

@@ -193,6 +193,7 @@ def test_no_other_order_reads_less_in_thousands(trace: Trace, pool: int) -> None
     check_no_order_reads_less(trace, pool)
 
 
+@pytest.mark.slow
 @SOME
 @given(traces(requests=12), st.integers(1, 20))
 def test_the_order_of_age_reads_no_less(trace: Trace, pool: int) -> None:

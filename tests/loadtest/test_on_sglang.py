@@ -63,6 +63,7 @@ def lives(pid: int) -> bool:
     return state != "Z"
 
 
+@pytest.mark.slow
 def test_servers_end_with_a_benchmark_that_is_terminated(python: Path) -> None:
     """A server that is starting does not outlive a benchmark that gets SIGTERM. The benchmark
     ignores SIGINT, like a shell's background job."""

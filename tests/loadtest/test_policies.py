@@ -34,6 +34,7 @@ def test_a_wrong_switch_is_one_line(
     assert capsys.readouterr().out == ""
 
 
+@pytest.mark.slow
 def test_a_refusal_is_a_line_on_stderr() -> None:
     """Run in a process, the benchmark prints the message alone and exits with 2."""
     process = run("policies", "--limit", "0")

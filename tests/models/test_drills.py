@@ -78,6 +78,7 @@ def test_drilled_numbers_are_right(rng: random.Random) -> None:
     assert STORIES.check(question, STEP_BREAK.join(steps)).correct
 
 
+@pytest.mark.slow
 @given(seeds)
 def test_a_wrong_sum_of_a_slipped_drill_is_labelled_so_and_a_right_one_too(
     rng: random.Random,
@@ -95,6 +96,7 @@ def test_a_wrong_sum_of_a_slipped_drill_is_labelled_so_and_a_right_one_too(
             assert row.labels[i + 1] == int(result != _worked_out(left.strip()))
 
 
+@pytest.mark.slow
 @given(seeds)
 def test_a_slipped_sum_is_marked_where_it_is_wrong(rng: random.Random) -> None:
     """Label 1 stands at a result of one token that is wrong."""

@@ -73,6 +73,7 @@ def test_what_fooled_the_reward_model_is_learnt_first() -> None:
     assert len(rows) == FOOLED + 1 + OTHERS
 
 
+@pytest.mark.slow
 def test_rounds_give_every_task_as_often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each task gets half of the sample, and half of the draws come from the last round."""
     rounds = TreeRounds(TOKENIZER, "cpu", ("game24", "countdown"), 1, 31)

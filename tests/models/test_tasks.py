@@ -55,6 +55,7 @@ def test_the_name_of_a_task_is_its_key() -> None:
     assert {name: task.name for name, task in TASKS.items()} == {name: name for name in TASKS}
 
 
+@pytest.mark.slow
 @EACH_TASK
 def test_no_puzzle_is_in_two_splits(task: Task) -> None:
     keys = {split: {task.key(q) for q in task.questions(split, 300)} for split in SPLITS}

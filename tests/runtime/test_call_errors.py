@@ -155,6 +155,7 @@ def must_hold_nothing(engine: InlineWorker) -> None:
     assert not scorer.searches
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(data=st.data())
 def test_malformed_messages_end_their_own_calls(

@@ -80,6 +80,7 @@ async def capabilities() -> dict[str, Capabilities]:
         return {engine.capabilities.engine: engine.capabilities for engine in engines}
 
 
+@pytest.mark.slow
 async def test_what_the_engines_say_of_themselves() -> None:
     """Rows on seeds, sampling, log-probabilities and schemas are true; the page names this file."""
     table, able = rows(), await capabilities()

@@ -240,6 +240,7 @@ def _chain(above: dict[int, int], node: int) -> list[int]:
     return [node, *(_chain(above, above[node]) if node else [])]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [2, 4])
 def test_a_search_that_backtracks_computes_less_again_than_by_age(seed: int) -> None:
     """Steps are equal in any pool; by worth at most a quarter of lru's tokens are recomputed."""

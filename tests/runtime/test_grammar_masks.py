@@ -135,6 +135,7 @@ def test_a_reply_that_was_left_changes_no_other() -> None:
     assert masked[TEXT.encode("[")].tolist() == [0.0]
 
 
+@pytest.mark.slow
 @given(schema=SCHEMAS, model=st.integers(0, 1000), data=st.data())
 def test_the_mask_follows_from_the_reply_alone(
     schema: dict[str, Any], model: int, data: st.DataObject

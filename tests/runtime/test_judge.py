@@ -173,6 +173,7 @@ async def test_the_same_verdicts_in_company_and_in_the_reference(
     assert await reference.score("oak", PROMPT, "Q", paths()) == pytest.approx(rewards)
 
 
+@pytest.mark.slow
 async def test_abort_and_refusal_leave_nothing(options: EngineOptions) -> None:
     """An aborted judge's caller gets EngineError; a path without room for a verdict is refused."""
     async with closing(await EmbeddedEngine.start(options)) as engine:
@@ -187,6 +188,7 @@ async def test_abort_and_refusal_leave_nothing(options: EngineOptions) -> None:
         assert len(await engine.score("elm", PROMPT, "Q", paths(2))) == 2
 
 
+@pytest.mark.slow
 async def test_a_template_that_fills_the_context_is_refused_at_start(
     options: EngineOptions, tmp_path: Path
 ) -> None:

@@ -40,6 +40,7 @@ def options(folders: tuple[Path, Path], form: str = FORMAT) -> EngineOptions:
     return EngineOptions(*folders, form, prm_kv_tokens=4000, batch_limit=8, threads=1)
 
 
+@pytest.mark.slow
 @pytest.mark.promise(
     "An outcome model rewards the whole finished reply, with the value that transformers gives."
 )
@@ -57,6 +58,7 @@ async def test_rewards_are_those_of_transformers(folders: tuple[Path, Path]) -> 
     assert read == pytest.approx(rewards, abs=1e-5)
 
 
+@pytest.mark.slow
 async def test_scores_that_would_all_be_one_can_be_scaled(
     folders: tuple[Path, Path], tmp_path: Path
 ) -> None:
@@ -68,6 +70,7 @@ async def test_scores_that_would_all_be_one_can_be_scaled(
     assert rewards == pytest.approx(expected_rewards(folders[1], 8.0), abs=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.promise(
     "With an outcome model `best_of_n` chooses the finished reply with the highest reward, and a "
     "policy that compares steps is refused."

@@ -320,6 +320,7 @@ async def test_the_reference_engine_reads_the_same(
     assert rewards == pytest.approx(CASES[form].expected(prm), abs=2e-6)
 
 
+@pytest.mark.slow
 async def test_the_engines_process_reads_another_tokenizer(
     policy: Path, models: Callable[[str], Path]
 ) -> None:

@@ -58,6 +58,7 @@ def starter(family: MarkedProcesses, *command: str) -> subprocess.Popen[bytes]:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.promise(
     "Processes that `--launch` starts on Linux end when their starter is killed, even if they "
     "ignore SIGTERM."

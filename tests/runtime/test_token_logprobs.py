@@ -56,6 +56,7 @@ async def test_they_are_the_models_own(logits: LogitsParams) -> None:
         assert step.logprob == pytest.approx(mean, abs=1e-12)
 
 
+@pytest.mark.slow
 async def test_drafts_and_sharing_change_none() -> None:
     """Drafts and sharing change no bit, and without ``logprobs`` steps have none."""
     _, plain = await steps(PLAIN, SAMPLING)

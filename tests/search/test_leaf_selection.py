@@ -60,6 +60,7 @@ def objective(
     return retained - Fraction(lambda_b) * cost + Fraction(lambda_d) * coverage
 
 
+@pytest.mark.slow
 @pytest.mark.promise(
     "ETS keeps the best set of leaves by the paper's objective (7): no other set is better, but "
     "for rounding, for both costs."

@@ -74,6 +74,7 @@ def test_embedding_costs_the_layers_that_are_read() -> None:
     assert model_flops(load_settings({}))[2](10, 55, 0) == 0
 
 
+@pytest.mark.slow
 def test_the_server_starts_without_what_it_does_not_need() -> None:
     """Only the engine's process needs torch, the other packages only those who use them: each costs
     seconds and memory at a start. Looking up a model and a GPU needs none of them either."""

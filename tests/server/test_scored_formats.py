@@ -88,6 +88,7 @@ async def test_rewards_are_those_of_transformers(form: str, policy: Path, tmp_pa
     assert pair_rewards == [rewards_by_reply[0], rewards_by_reply[0][:1]]
 
 
+@pytest.mark.slow
 async def test_an_outcome_models_too(policy: Path, tmp_path: Path) -> None:
     """Only each whole reply has a reward."""
     prm = outcome_model.make_outcome_model(tmp_path)
@@ -100,6 +101,7 @@ async def test_an_outcome_models_too(policy: Path, tmp_path: Path) -> None:
     assert all(reward is None for of_reply in rewards_by_reply for reward in of_reply[:-1])
 
 
+@pytest.mark.slow
 async def test_a_judges_verdicts_repeat_by_their_seed(policy: Path, tmp_path: Path) -> None:
     """They repeat alone or beside others; another seed draws other verdicts."""
     file = tmp_path / "digit.json"

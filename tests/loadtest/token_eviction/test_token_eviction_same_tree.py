@@ -62,6 +62,7 @@ async def test_in_little_room_rehydration_keeps_the_tree(llama: Path, policy: st
         assert outcome.stats.engine.kv_tokens_peak <= budget
 
 
+@pytest.mark.slow
 async def test_streams_lose_what_a_path_has_given_up(llama: Path) -> None:
     """Keeping 0.3 of each stream gives another tree in any budget, and nothing is recomputed."""
     full = await grow(token_eviction(llama, "extractive"), SPECS["best_first"])

@@ -144,6 +144,7 @@ async def test_a_server_that_ends_says_why_in_our_error(
     assert "-9" in message or log.read_bytes()
 
 
+@pytest.mark.slow
 async def test_a_start_is_not_silent(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -160,6 +160,7 @@ async def test_what_is_left_of_a_tree_is_seen_to_afterwards() -> None:
         servers.policy.still = False
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 async def test_who_stands_still_is_noticed_and_who_is_busy_is_not() -> None:
     """A frozen server is marked down after ``stall_seconds``; one that answers in time is not."""

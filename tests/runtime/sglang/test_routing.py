@@ -183,6 +183,7 @@ async def grow(engine: SglangEngine, tree: str, seed: int) -> Outcome:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.promise(
     "Every request of a tree has the routing key that follows from its id; a warning names the "
     "header that a router ignores."
