@@ -49,12 +49,12 @@ HALF, FLOAT = 2, 4
 """Bytes of a number: bfloat16 on a GPU, float32 on the embedded engine."""
 GIGA = 1e9
 MODELS = ("policy", "reward_model")
-EMBEDDED_ALONE = {
+SGLANG_NAMES = {*ARCHITECTURES, *REWARD_CLASSES} - {
     "MistralForSequenceClassification",
     "LlamaForTokenClassification",
     "Qwen2ForTokenClassification",
 }
-"""Classes that the embedded engine runs and SGLang 0.5.23 does not name."""
+"""Classes that SGLang 0.5.23 has, of those that the embedded engine runs and our plug-in brings."""
 
 
 def settings_to_check(
@@ -267,8 +267,7 @@ def _notes(settings: Settings, form: RewardFormat) -> Iterator[str]:
         yield "the policy has no chat template: messages are joined by newlines, as for base models"
     for folder in filter(None, (settings.policy_model, settings.reward_model)):
         kind = Checkpoint.of(folder).architecture
-        named = {*ARCHITECTURES, *REWARD_CLASSES} - EMBEDDED_ALONE
-        if settings.engine == "sglang" and kind not in named:
+        if settings.engine == "sglang" and kind not in SGLANG_NAMES:
             yield f"{kind}: whether SGLang has this class it says itself, at its start"
 
 

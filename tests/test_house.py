@@ -108,14 +108,19 @@ def test_every_process_of_a_run_draws_by_one_seed(tmp_path: Path) -> None:
     assert {file.with_suffix(".seed").read_text() for file in files} == {match[1]}
 
 
+@cache
+def parsed(file: Path) -> ast.Module:
+    """A module's syntax tree."""
+    return ast.parse(file.read_text())
+
+
 @pytest.mark.parametrize("source", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_files_and_functions_stay_readable(source: Path) -> None:
     """Files have at most 400 lines and functions at most 60."""
-    text = source.read_text()
-    assert len(text.splitlines()) <= MOST_FILE_LINES
+    assert len(source.read_text().splitlines()) <= MOST_FILE_LINES
     long = [
         f"{node.name}: {node.end_lineno - node.lineno + 1} lines"
-        for node in ast.walk(ast.parse(text))
+        for node in ast.walk(parsed(source))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         and node.end_lineno is not None
         and node.end_lineno - node.lineno + 1 > MOST_FUNCTION_LINES
@@ -136,12 +141,6 @@ def private_words() -> Iterator[tuple[list[Path], dict[str, str]]]:
             word, _, instead = line.partition(": ")
             sections[-1][1][word] = instead
     return iter(sections)
-
-
-@cache
-def parsed(file: Path) -> ast.Module:
-    """A module's syntax tree."""
-    return ast.parse(file.read_text())
 
 
 @cache
@@ -191,20 +190,16 @@ PARTICIPLES = {
 }
 
 
-def variables(file: Path) -> Iterator[tuple[int, str]]:
-    """Yield the line and name of each parameter and local variable of a module's functions."""
-    inside = set[int]()
-    for function in ast.walk(parsed(file)):
-        if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-            continue
-        if id(function) in inside:
-            continue
-        for node in ast.walk(function):
-            inside.add(id(node))
-            if isinstance(node, ast.arg):
-                yield node.lineno, node.arg
-            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-                yield node.lineno, node.id
+def variables(file: Path) -> set[tuple[int, str]]:
+    """The line and name of each parameter and local variable of a module's functions."""
+    return {
+        (node.lineno, node.arg if isinstance(node, ast.arg) else node.id)
+        for function in ast.walk(parsed(file))
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        for node in ast.walk(function)
+        if isinstance(node, ast.arg)
+        or (isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store))
+    }
 
 
 def test_variables_are_nouns() -> None:
