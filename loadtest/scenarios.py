@@ -1,12 +1,12 @@
-"""How does a server fare under the loads that people put on it?
+"""How does a server cope with the loads that people put on it?
 
 `python -m loadtest.scenarios [--scenario steady,burst] [--quick] [--json] [--plots FOLDER]`. The
-bundled models behind a server in a process of its own, a fresh one for each scenario of
-`loadtest/locust_scenarios.py`: steady, burst, mixed (widths), tails (long ones), abusive (one key
-asks without end beside others). A row holds requests offered a second, goodput (answers a second
-that came within ``DEADLINE`` seconds), quantiles of the honest key's answers, the most KV held, and
-what was refused, came too late or was lost. ``--plots`` writes the report, ``README.md``: the
-table, and a picture of each scenario.
+bundled models run behind a server in a process of its own, a new one for each scenario of
+`loadtest/locust_scenarios.py`: steady, burst, mixed (widths), tails (long searches), abusive (one
+key sends without pause beside an honest one). A row has requests a second, goodput (answers a
+second that arrived within ``DEADLINE`` seconds), quantiles of the honest key's latency, the most KV
+held, and how many requests were refused, answered too late, or failed. ``--plots`` writes a report,
+``README.md``: the table, and a picture of each scenario.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Sequence
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -33,18 +34,18 @@ SCENARIOS = {
 }
 DEADLINE = 30.0
 KEYS = {"api_keys": "honest:honest,abusive:abusive", "key_running": 8, "key_queued": 16}
-COMMAND = "python -m loadtest.scenarios"
+COMMAND = "python -m loadtest.scenarios --plots docs/load"
 COLUMNS = {
     "scenario": "scenario",
-    "offered_rps": "asked a second",
-    "goodput_rps": "answered in time a second",
+    "offered_rps": "requests a second",
+    "goodput_rps": "answers in time a second",
     "p50_ms": "p50, ms",
     "p95_ms": "p95, ms",
     "p99_ms": "p99, ms",
     "kv_peak_tokens": "KV peak, tokens",
     "refused": "refused",
     "late": "late",
-    "lost": "errors",
+    "lost": "failed",
 }
 """Headings of the report's table, by their names in a row."""
 
@@ -73,15 +74,15 @@ def plot(scenario: str, records: list[dict[str, Any]], folder: Path) -> None:
     figure.savefig(folder / f"{scenario}.svg")
 
 
-def report(rows: Sequence[dict[str, Any]], users: int, seconds: float) -> str:
-    """The report in Markdown, as it stands beside its pictures."""
+def report(rows: Sequence[dict[str, Any]], users: int, seconds: float, day: date) -> str:
+    """The report in Markdown; its pictures are in the same folder."""
     lines = [
         "# The server under load",
         "",
-        f"Written by `{COMMAND}`: the bundled models on {os.cpu_count()} cores"
-        f" ({platform.machine()}), {users} users, {seconds:g} s a scenario. In time is within"
-        f" {DEADLINE:g} s; quantiles are of the honest key's answers. Scenarios are defined in"
-        " `loadtest/locust_scenarios.py`.",
+        f"`{COMMAND}` wrote this on {day}: the bundled models on {os.cpu_count()} cores"
+        f" ({platform.machine()}), {users} users, {seconds:g} s a scenario. An answer is in time"
+        f" within {DEADLINE:g} s; quantiles are those of the honest key's latency."
+        " `loadtest/locust_scenarios.py` defines the scenarios.",
         "",
         "| " + " | ".join(COLUMNS.values()) + " |",
         "|---" * len(COLUMNS) + "|",
@@ -117,7 +118,7 @@ def main() -> None:
         rows.append(row)
     publish({"rows": rows}, options.json, "under load", tuple(COLUMNS))
     if options.plots is not None:
-        (options.plots / "README.md").write_text(report(rows, users, seconds))
+        (options.plots / "README.md").write_text(report(rows, users, seconds, date.today()))
 
 
 if __name__ == "__main__":
