@@ -5,8 +5,8 @@ measure is null in it.
 
 - ``wall_vs_raw``: the wall of a ``self_consistency`` search over that of one raw ``/generate`` list
   with the same prompts, as many tokens per chain, and seeds; ``cpu_vs_raw`` the servers' processor
-  time likewise. Caches are emptied before each; the two take turns; the median pair, the least
-  and the most are given.
+  time likewise. Caches are emptied before each; the two take turns, three times a question with
+  the order changing; the median pair, the least and the most are given.
 - ``requests_a_round``: the most requests that a round sends to one server; ``requests``: those of
   all rounds.
 - ``note_bytes``: of the busiest round's notes to one server; ``note_ms``: what SGLang's
@@ -28,6 +28,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,7 @@ from loadtest.report import publish, say
 from loadtest.searches import SPRIG, Item, Method, grow, items_of
 from loadtest.sglang_grid import grid, plugged_server
 from loadtest.sglang_pools import CountedRounds, pools
+from loadtest.turns import in_turns
 from runtime.sglang.launched_server import LaunchedServer
 from runtime.sglang.plugin_notes import PluginNotes
 from runtime.sglang.sglang_engine import SglangEngine
@@ -70,6 +72,8 @@ TASK = "game24"
 POOL_TOKENS = 20_000
 WIDEST = 1024
 NOTED_ROUNDS = 9
+PAIRS = 3
+"""Pairs a question, of a search and a raw list."""
 
 
 def row(**measured: Any) -> dict[str, Any]:
@@ -142,8 +146,10 @@ def raw_list(tree: Tree) -> dict[str, Any]:
     }
 
 
-async def against_raw(bench: Bench, items: Sequence[Item], spec: SearchSpec) -> dict[str, Any]:
-    """Compare chains with a raw list, a pair per item."""
+async def against_raw(
+    bench: Bench, items: Sequence[Item], spec: SearchSpec, repeats: int
+) -> dict[str, Any]:
+    """Compare chains with a raw list, ``repeats`` pairs per item."""
     policy, walls, cpus, most = bench.servers[0], [], [], 0
     async with httpx.AsyncClient(
         base_url=policy.url, timeout=PATIENCE_SECONDS, trust_env=False
@@ -152,11 +158,17 @@ async def against_raw(bench: Bench, items: Sequence[Item], spec: SearchSpec) -> 
             with bench.counted() as counted:
                 body = raw_list((await bench.search(item, spec, counted)).tree)
             most = max(most, counted.most)
-            raw = await bench.timed(lambda body=body: client.post("/generate", json=body))
-            ours = await bench.timed(lambda item=item: bench.search(item, spec))
-            walls.append(ours[0] / raw[0])
-            cpus.append(ours[1] / max(0.01, raw[1]))
-            say(f"{spec.policy}: {ours[0]:.2f} s, raw {raw[0]:.2f} s")
+            calls = {
+                "raw": lambda body=body: client.post("/generate", json=body),
+                "ours": lambda item=item: bench.search(item, spec),
+            }
+            times = await in_turns(
+                {what: partial(bench.timed, call) for what, call in calls.items()}, repeats
+            )
+            for raw, ours in zip(times.outputs["raw"], times.outputs["ours"], strict=True):
+                walls.append(ours[0] / raw[0])
+                cpus.append(ours[1] / max(0.01, raw[1]))
+                say(f"{spec.policy}: {ours[0]:.2f} s, raw {raw[0]:.2f} s")
     return row(
         policy=spec.policy,
         width=spec.width,
@@ -226,7 +238,9 @@ async def rounds(place: Place, quick: bool) -> list[dict[str, Any]]:
     async with started(servers), engine_on(servers[:1], servers[1:]) as engine:
         bench = Bench(engine, servers)
         cells = [
-            await against_raw(bench, items, place.spec("self_consistency", 64)),
+            await against_raw(
+                bench, items, place.spec("self_consistency", 64), 1 if quick else PAIRS
+            ),
             await requests(bench, items, place.spec("rebase", 64)),
             await requests(bench, items, place.spec("ets", 64)),
         ]
@@ -239,7 +253,7 @@ def main() -> None:
         "sglang",
         __doc__,
         "python",
-        quick="3 searches a cell, not 10",
+        quick="3 searches a cell, with one pair each",
         keep="file of the grid's cells, not run again",
     )
     parser.add_argument("--only", choices=("rounds", "pools", "grid"), help="some cells only")

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hedgerow_sglang.plugin_protocol import sampling_seed
 from hedgerow_sglang.step_chain import StepChain, StepEnds
 from runtime.sglang.replica import Replica
-from runtime.sglang.step_request import StepRequest, logits_fields
-from search.engine import Branch
+from runtime.sglang.step_request import Key, StepRequest, logits_fields
 from search.tree import Finish
 
 log = logging.getLogger(__name__)
@@ -83,21 +82,56 @@ def chain_body(
 
 
 def take_chain(request: StepRequest, answer: Mapping[str, Any]) -> list[StepRequest]:
-    """Give a step its share of the drawn tokens; returns the steps after it, of which the last one
-    may be incomplete.
+    """Give a step its share of the drawn tokens; returns the steps after it. If the chain goes on,
+    the last one is not complete.
 
     Raises EngineError for an answer without a token.
     """
-    end, most = request.take(answer), request.sampling.max_step_tokens
-    ahead, drawn_tokens = request.branch.ahead, len(answer["meta_info"]["output_token_logprobs"])
-    assert ahead is not None, "it is a chain"
+    end, drawn_tokens = request.take(answer), len(answer["meta_info"]["output_token_logprobs"])
     steps: list[StepRequest] = []
-    last = request
-    for seed in ahead.chain_seeds():
-        if last.finish in (None, Finish.END) or end >= min(drawn_tokens, ahead.room):
-            break
-        branch = Branch(-1, 0, last.path, seed, min(most, ahead.room - end), -1)
-        last = StepRequest(branch, request.sampling, request.stops, request.eos, acknowledged=True)
-        end = last.take(answer, end)
+    last: StepRequest | None = request
+    while last is not None and (last := next_in_chain(last)) is not None:
         steps.append(last)
+        if end == drawn_tokens:
+            break
+        end = last.take(answer, end)
     return steps
+
+
+def next_in_chain(request: StepRequest) -> StepRequest | None:
+    """The step that is sure to follow a complete one, without tokens; None if there is none."""
+    branch, ahead, sampling = request.branch, request.branch.ahead, request.sampling
+    if ahead is None or not ahead.steps or request.finish in (None, Finish.END):
+        return None
+    room = branch.early_limit(len(request.tokens), ahead.room)
+    if room < 1:
+        return None
+    path, steps = (*ahead.path, 0), ahead.steps - 1
+    child = replace(
+        branch.early_child(0, request.tokens, sampling.max_step_tokens),
+        parent=-1,
+        ahead=replace(ahead, path=path, room=room, steps=steps),
+    )
+    return StepRequest(child, sampling, request.stops, request.eos, acknowledged=True)
+
+
+def open_tails(
+    requests: Iterable[StepRequest], following: Mapping[Key, StepRequest]
+) -> list[StepRequest]:
+    """The last steps, not complete, of the chains that go on from a round's complete steps."""
+    tails: list[StepRequest] = []
+    for request in requests:
+        last, child = request, next_in_chain(request)
+        while child is not None and child.key in following:
+            last = following[child.key]
+            child = next_in_chain(last)
+        if last is not request and last.finish is None:
+            tails.append(last)
+    return tails
+
+
+def in_step(requests: Sequence[StepRequest]) -> list[StepRequest]:
+    """What to draw first so that chains go on together, not each in a round of its own: no chain
+    before the steps that are begun are complete."""
+    begun = any(request.tokens for request in requests)
+    return [request for request in requests if not begun or not is_chain(request)]

@@ -18,7 +18,7 @@ from runtime.servers.served_search import ServedSearch
 from runtime.sglang.generate_list import Take, generate_list
 from runtime.sglang.plugin_notes import PluginNotes
 from runtime.sglang.replica import Json, Replica
-from runtime.sglang.step_request import StepRequest
+from runtime.sglang.step_request import Key, StepRequest
 
 MORE = "."
 """Appended to an item's id for the id of the list's next item: SGLang aborts all requests whose ids
@@ -33,7 +33,8 @@ class SearchSession(ServedSearch):
 
     ``fresh``: the paths in its policy server's cache that the last round put there; ``scored``:
     nodes by their paths' steps; ``early_rewards``: by path as the reward model reads it, until a
-    round asks; ``following``: complete steps of chains by prefix and seed, until a round asks.
+    round asks; ``following``: later steps of chains by prefix and seed, until a round asks; a
+    chain's last one is not complete.
     """
 
     name: str
@@ -43,7 +44,7 @@ class SearchSession(ServedSearch):
     openings: set[Path] = field(default_factory=set)
     scored: dict[tuple[Path, ...], int] = field(default_factory=dict)
     early_rewards: dict[Path, float] = field(default_factory=dict)
-    following: dict[tuple[Path, int], StepRequest] = field(default_factory=dict)
+    following: dict[Key, StepRequest] = field(default_factory=dict)
 
     def common(self, rid: str) -> dict[str, Any]:
         """The fields of every request besides its tokens: its id and its cache namespace."""

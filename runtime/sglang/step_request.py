@@ -15,6 +15,9 @@ from search.engine import LOGITS_PARAMS, EngineError, Sampling, TokenLogprob
 WHOLE = 1 << 20
 """Tokens between two events of a list's item: more than it has, so only its end is sent."""
 
+Key = tuple[tuple[int, ...], int]
+"""A step's prefix and its seed."""
+
 
 @dataclass(slots=True, eq=False)
 class StepRequest(DrawnStep):
@@ -64,7 +67,7 @@ class StepRequest(DrawnStep):
         }
 
     @property
-    def key(self) -> tuple[tuple[int, ...], int]:
+    def key(self) -> Key:
         """The prefix and the seed, by which a step that was drawn early is found."""
         return self.branch.tokens, self.branch.seed
 

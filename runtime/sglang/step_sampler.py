@@ -11,7 +11,15 @@ from typing import Any
 from hedgerow_sglang.step_chain import StepEnds
 from runtime.servers.fleet import Fleet
 from runtime.servers.policy_sampler import PolicySampler
-from runtime.sglang.chain_request import ChainLengths, chain_body, is_chain, take_chain
+from runtime.sglang.chain_request import (
+    ChainLengths,
+    chain_body,
+    in_step,
+    is_chain,
+    next_in_chain,
+    open_tails,
+    take_chain,
+)
 from runtime.sglang.replica import Json, Replica
 from runtime.sglang.round_gate import RoundGates
 from runtime.sglang.search_session import Path, SearchSession
@@ -44,7 +52,8 @@ class StepSampler(PolicySampler[SearchSession, Replica]):
     ) -> list[Step]:
         """A step for each branch, in the order asked; waits until the round's KV has room."""
         at_once = 0
-        if not all((branch.tokens, branch.seed) in search.following for branch in branches):
+        early = (search.following.get((branch.tokens, branch.seed)) for branch in branches)
+        if not all(request and request.finish for request in early):
             (at_once,) = await search.together([self._wait_for_room(search, branches)])
         requests = await self.sample(search, branches, sampling, at_once)
         search.fresh = {request.path for request in requests if request.finish is not Finish.END}
@@ -144,7 +153,10 @@ class StepSampler(PolicySampler[SearchSession, Replica]):
             open_requests = [request for request in requests if request.finish is None]
             open_requests.sort(key=lambda request: request.branch.tokens)
             await self._read_forks(search, replica, open_requests)
-            await self._draw_list(search, replica, open_requests, reads if replica.plugged else [])
+            draws = open_requests
+            if replica.chains and open_requests:
+                draws = in_step([*draws, *open_tails(requests, search.following)])
+            await self._draw_list(search, replica, draws, reads if replica.plugged else [])
             reads.clear()
 
         while reads or any(request.finish is None for request in requests):
@@ -188,19 +200,7 @@ class StepSampler(PolicySampler[SearchSession, Replica]):
                 search.count_prefix(reads[place - len(requests)].path, answer)
                 return
             request = requests[place]
-            before = request.path
-            if request in chains:
-                following = take_chain(request, answer)
-                search.following |= {step.key: step for step in following}
-                drawn_tokens = len(answer["meta_info"]["output_token_logprobs"])
-                self._chain_lengths.saw(drawn_tokens)
-            else:
-                drawn_tokens = request.take(answer)
-                if request.finish is not None:
-                    self.extension.enqueue(search, request)
-                else:
-                    search.cached_paths.add(request.path)
-            search.count_step(before, answer, drawn_tokens)
+            self._take(search, replica, request, answer, chain=request in chains)
 
         bodies: list[dict[str, Any]] = []
         for request in requests:
@@ -216,6 +216,33 @@ class StepSampler(PolicySampler[SearchSession, Replica]):
         if bodies:
             await search.send_list(replica, bodies, take)
 
+    def _take(
+        self,
+        search: SearchSession,
+        replica: Replica,
+        request: StepRequest,
+        answer: Json,
+        *,
+        chain: bool,
+    ) -> None:
+        """Take the tokens of a step, and with ``chain`` of those after it."""
+        before = request.path
+        if chain:
+            following = take_chain(request, answer)
+            drawn_tokens = len(answer["meta_info"]["output_token_logprobs"])
+            self._chain_lengths.saw(drawn_tokens)
+        else:
+            drawn_tokens = request.take(answer)
+            child = next_in_chain(request) if replica.chains else None
+            following = [child] if child is not None else []
+            if request.finish is None:
+                search.cached_paths.add(request.path)
+            elif child is None:
+                self.extension.enqueue(search, request)
+        search.following |= {step.key: step for step in following}
+        search.cached_paths |= {step.path for step in following[-1:]}
+        search.count_step(before, answer, drawn_tokens)
+
     async def _ends_of(self, stop: tuple[str, ...]) -> StepEnds:
         """The ``StepEnds`` of these stop strings, made once."""
         if stop not in self._ends:
@@ -229,10 +256,12 @@ class StepSampler(PolicySampler[SearchSession, Replica]):
         return read.body(note) | ranked
 
     def _note(self, search: SearchSession, replica: Replica, branch: Branch) -> dict[str, Any]:
-        """The note of a branch's request; empty for a verdict, which is not the search's step."""
-        if branch.node < ROOT:
+        """The note of a branch's request, without a node for a chain's later step; empty for a
+        verdict, which is not the search's step."""
+        early = branch.node < ROOT
+        if early and branch.ahead is None:
             return {}
-        return search.notes.on(replica, len(search.prompt), branch.step)
+        return search.notes.on(replica, len(search.prompt), None if early else branch.step)
 
 
 def _sum_of(answer: Json) -> tuple[float, int]:

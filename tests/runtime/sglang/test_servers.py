@@ -18,6 +18,7 @@ from hedgerow_sglang.plugin_protocol import Note, custom_params, plugin_counts
 from loadtest.searches import steps_of
 from runtime.embedded.embedded_engine import EmbeddedEngine
 from runtime.embedded.options import EngineOptions
+from runtime.sglang import chain_request
 from runtime.sglang.launched_server import LaunchedServer
 from runtime.sglang.round_gate import RoundGate
 from runtime.sglang.sglang_engine import SglangEngine
@@ -33,6 +34,7 @@ from search.engine import (
     Sampling,
     Trajectory,
 )
+from search.stats import path_length
 from search.tree import Finish, node_seed
 from tests.closing import closing
 from tests.runtime.same_on_engines import GREEDY, near_rewards, same_steps
@@ -141,6 +143,28 @@ async def test_chains_are_whole_in_one_request(engine: SglangEngine) -> None:
         cost, by_rounds = chains.stats.engine, rounds.stats.engine
         assert cost.decoded_tokens == by_rounds.decoded_tokens == chains.stats.generated_tokens
         assert cost.cached_tokens < by_rounds.cached_tokens
+
+
+async def test_chains_in_several_requests_are_chains_in_one(
+    engine: SglangEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Chains of any lengths that go on together, at most 20 tokens at once, give the same tree."""
+    spec: dict[str, object] = {
+        "policy": "self_consistency",
+        "width": 8,
+        "temperature": 2,
+        "max_step_tokens": 10,
+        "trajectory_tokens": 100,
+    }
+    whole = await grow(engine, QUESTIONS[0], "one request", **spec)
+    monkeypatch.setattr(chain_request, "FEWEST_TOKENS", 20)
+    monkeypatch.setattr(chain_request, "SPARE", 0)
+    parts = await grow(engine, QUESTIONS[0], "several requests", **spec)
+    assert steps_of(parts) == steps_of(whole)
+    leaves = [node for node in parts.tree.nodes if not node.children]
+    assert len({path_length(parts.tree, leaf.id) for leaf in leaves}) > 4
+    assert parts.stats.engine.cached_tokens > whole.stats.engine.cached_tokens
+    assert parts.stats.engine.rehydrated_tokens == 0
 
 
 @pytest.mark.promise(
