@@ -158,12 +158,10 @@ async def against_raw(
             with bench.counted() as counted:
                 body = raw_list((await bench.search(item, spec, counted)).tree)
             most = max(most, counted.most)
-            calls = {
-                "raw": lambda body=body: client.post("/generate", json=body),
-                "ours": lambda item=item: bench.search(item, spec),
-            }
+            post = partial(client.post, "/generate", json=body)
+            search = partial(bench.search, item, spec)
             times = await in_turns(
-                {what: partial(bench.timed, call) for what, call in calls.items()}, repeats
+                {"raw": partial(bench.timed, post), "ours": partial(bench.timed, search)}, repeats
             )
             for raw, ours in zip(times.outputs["raw"], times.outputs["ours"], strict=True):
                 walls.append(ours[0] / raw[0])

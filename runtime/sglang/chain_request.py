@@ -89,12 +89,13 @@ def take_chain(request: StepRequest, answer: Mapping[str, Any]) -> list[StepRequ
     """
     end, drawn_tokens = request.take(answer), len(answer["meta_info"]["output_token_logprobs"])
     steps: list[StepRequest] = []
-    last: StepRequest | None = request
-    while last is not None and (last := next_in_chain(last)) is not None:
-        steps.append(last)
+    child = next_in_chain(request)
+    while child is not None:
+        steps.append(child)
         if end == drawn_tokens:
             break
-        end = last.take(answer, end)
+        end = child.take(answer, end)
+        child = next_in_chain(child)
     return steps
 
 
