@@ -107,11 +107,11 @@ def next_in_chain(request: StepRequest) -> StepRequest | None:
     room = branch.early_limit(len(request.tokens), ahead.room)
     if room < 1:
         return None
-    path, steps = (*ahead.path, 0), ahead.steps - 1
+    steps = ahead.steps - 1
     child = replace(
         branch.early_child(0, request.tokens, sampling.max_step_tokens),
         parent=-1,
-        ahead=replace(ahead, path=path, room=room, steps=steps),
+        ahead=replace(ahead, path=(*ahead.path, 0), room=room, steps=steps) if steps else None,
     )
     return StepRequest(child, sampling, request.stops, request.eos, acknowledged=True)
 

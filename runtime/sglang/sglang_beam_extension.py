@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
 from runtime.servers.fleet import Fleet
+from runtime.sglang.chain_request import next_in_chain
 from runtime.sglang.replica import Replica
 from runtime.sglang.search_session import SearchSession
 from runtime.sglang.step_request import StepRequest
@@ -81,9 +82,13 @@ class SglangBeamExtension:
         self._arrivals = 0
 
     def enqueue(self, search: SearchSession, request: StepRequest) -> None:
-        """Queue the children of a complete step, and begin what has room."""
+        """Queue the children of a complete step, and begin what has room. A chain's next step has
+        been drawn, or is when the others are."""
         ahead, most = request.branch.ahead, request.sampling.max_step_tokens
         if not self._on or ahead is None or request.finish is Finish.END:
+            return
+        child = next_in_chain(request)
+        if child is not None and child.key in search.following:
             return
         if request.branch.early_limit(len(request.tokens), most) < 1:
             return

@@ -237,10 +237,10 @@ class StepSampler(PolicySampler[SearchSession, Replica]):
             following = [child] if child is not None else []
             if request.finish is None:
                 search.cached_paths.add(request.path)
-            elif child is None:
-                self.extension.enqueue(search, request)
         search.following |= {step.key: step for step in following}
         search.cached_paths |= {step.path for step in following[-1:]}
+        if request.finish is not None:
+            self.extension.enqueue(search, request)
         search.count_step(before, answer, drawn_tokens)
 
     async def _ends_of(self, stop: tuple[str, ...]) -> StepEnds:
@@ -258,8 +258,8 @@ class StepSampler(PolicySampler[SearchSession, Replica]):
     def _note(self, search: SearchSession, replica: Replica, branch: Branch) -> dict[str, Any]:
         """The note of a branch's request, without a node for a chain's later step; empty for a
         verdict, which is not the search's step."""
-        early = branch.node < ROOT
-        if early and branch.ahead is None:
+        early = branch.parent < ROOT
+        if branch.node < ROOT and not early:
             return {}
         return search.notes.on(replica, len(search.prompt), None if early else branch.step)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Coroutine
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import pytest
@@ -15,6 +16,7 @@ import pytest_asyncio
 
 from runtime.servers.fleet import Fleet
 from runtime.servers.remote_server import ServerTimes
+from runtime.sglang.chain_request import next_in_chain
 from runtime.sglang.replica import Json, Replica
 from runtime.sglang.search_session import PluginNotes, SearchSession
 from runtime.sglang.sglang_beam_extension import (
@@ -240,6 +242,22 @@ async def test_what_has_no_children(
     """Nothing begins below a finished trajectory or one without room for another step."""
     early.enqueue(searching("a"), drawing)
     assert await server.waiting_seeds() == []
+
+
+async def test_a_chain_needs_no_early_steps(server: Stub, early: SglangBeamExtension) -> None:
+    """Nothing begins below a step whose chain goes on in the search's own requests."""
+    search, parent = searching("a"), whole_step(1)
+    assert parent.branch.ahead is not None
+    parent.branch = replace(parent.branch, ahead=replace(parent.branch.ahead, steps=3))
+    child = next_in_chain(parent)
+    assert child is not None
+    search.following[child.key] = child
+    early.enqueue(search, parent)
+    assert await server.waiting_seeds() == []
+    del search.following[child.key]
+    early.enqueue(search, parent)
+    assert await server.waiting_seeds() == [seed_of(parent, 0), seed_of(parent, 1)]
+    await early.end(search)
 
 
 async def test_a_small_pool_is_left_alone(server: Stub, early: SglangBeamExtension) -> None:
