@@ -131,8 +131,8 @@ def open_tails(
     return tails
 
 
-def in_step(requests: Sequence[StepRequest]) -> list[StepRequest]:
-    """What to draw first so that chains go on together, not each in a round of its own: no chain
-    before the steps that are begun are complete."""
-    begun = any(request.tokens for request in requests)
-    return [request for request in requests if not begun or not is_chain(request)]
+def first_draws(requests: Sequence[StepRequest]) -> list[StepRequest]:
+    """What to draw first so that chains go on together, not each in a round of its own: partial
+    steps, if there are any, before chains begin."""
+    partial = any(request.tokens for request in requests)
+    return [request for request in requests if not partial or not is_chain(request)]

@@ -14,7 +14,7 @@ from runtime.servers.policy_sampler import PolicySampler
 from runtime.sglang.chain_request import (
     ChainLengths,
     chain_body,
-    in_step,
+    first_draws,
     is_chain,
     next_in_chain,
     open_tails,
@@ -155,7 +155,7 @@ class StepSampler(PolicySampler[SearchSession, Replica]):
             await self._read_forks(search, replica, open_requests)
             draws = open_requests
             if replica.chains and open_requests:
-                draws = in_step([*draws, *open_tails(requests, search.following)])
+                draws = first_draws([*draws, *open_tails(requests, search.following)])
             await self._draw_list(search, replica, draws, reads if replica.plugged else [])
             reads.clear()
 

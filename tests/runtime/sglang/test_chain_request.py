@@ -17,7 +17,7 @@ from runtime.servers.remote_server import ServerTimes
 from runtime.sglang.chain_request import (
     ChainLengths,
     chain_body,
-    in_step,
+    first_draws,
     is_chain,
     next_in_chain,
     open_tails,
@@ -94,31 +94,31 @@ def test_an_answer_is_cut_into_steps() -> None:
     assert later[1].key == ((9, 9, 0, 3, 0, 1, 0), step_seed(7, (2, 0, 0)))
 
 
-@pytest.mark.parametrize("begun", [[0], []])
-def test_a_last_step_without_an_end_goes_on_later(begun: list[int]) -> None:
+@pytest.mark.parametrize("part_of_step", [[0], []])
+def test_a_last_step_without_an_end_goes_on_later(part_of_step: list[int]) -> None:
     """The step after the last complete one has no finish, and the tokens that were drawn of it."""
-    (part,) = take_chain(chain(), answer(0, 3, *begun))
-    assert (part.tokens, part.finish) == (begun, None)
+    (part,) = take_chain(chain(), answer(0, 3, *part_of_step))
+    assert (part.tokens, part.finish) == (part_of_step, None)
     assert part.branch.draws_as(Branch(5, 0, (9, 9, 0, 3), step_seed(7, (2, 0)), 3, 6))
 
 
 def test_chains_go_on_together() -> None:
     """When one chain needs more tokens, the others go on in the same request, if theirs end too:
-    steps that are begun first, then chains."""
+    partial steps first, then chains."""
     first, second, third = chain(), chain(), chain()
     following = {}
     for request, tokens in ((first, (0, 3, 0)), (second, (1, 3)), (third, (0, 1, 3, END))):
         following |= {step.key: step for step in take_chain(request, answer(*tokens))}
-    begun, fresh = open_tails([first, second, third], following)
-    assert (begun.path, fresh.path) == ((9, 9, 0, 3, 0), (9, 9, 1, 3))
-    assert in_step([begun, fresh]) == [begun]
-    begun.take(answer(3))
-    child = next_in_chain(begun)
+    part, fresh = open_tails([first, second, third], following)
+    assert (part.path, fresh.path) == ((9, 9, 0, 3, 0), (9, 9, 1, 3))
+    assert first_draws([part, fresh]) == [part]
+    part.take(answer(3))
+    child = next_in_chain(part)
     assert child is not None
     following[child.key] = child
     together = open_tails([first, second, third], following)
     assert together == [child, fresh]
-    assert in_step(together) == together
+    assert first_draws(together) == together
     assert all(map(is_chain, together))
 
 
