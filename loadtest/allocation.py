@@ -139,13 +139,17 @@ def records_of(items: Sequence[Item], results: Results, seeds: Sequence[int]) ->
 
 def main() -> None:
     """Print a table, or one JSON document with ``--json``."""
-    options = _parser().parse_args()
+    parser = _parser()
+    options = parser.parse_args()
     plan = planned(QUICK if options.quick else FULL, options)
     searches = read_records(options) if options.read else to_its_end(measure(plan))
     if options.write:
         write_csv(options.write, searches)
     tasks = dict.fromkeys(search.task for search in searches)
-    rows = [row for task in tasks for row in rows_of(task, *cells_of(task, searches))]
+    try:
+        rows = [row for task in tasks for row in rows_of(task, *cells_of(task, searches))]
+    except ValueError as error:
+        parser.error(str(error))
     if options.plot:
         plot(rows, options.plot)
     publish({"rows": rows}, options.json, "allocation", COLUMNS)

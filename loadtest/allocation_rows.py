@@ -148,7 +148,8 @@ def read_csv(path: Path) -> list[SearchRecord]:
 def cells_of(task: str, searches: Iterable[SearchRecord]) -> tuple[list[AllocationCell], int]:
     """A task's cells, and the number of seeds.
 
-    Only questions that every method and width has searched with every seed are counted.
+    Only questions that every method and width has searched with every seed are counted. Raises
+    ValueError if there is none.
     """
     by_key = {(s.method, s.width, s.seed, s.question): s for s in searches if s.task == task}
     kinds = sorted({(method, width) for method, width, _, _ in by_key})
@@ -158,6 +159,8 @@ def cells_of(task: str, searches: Iterable[SearchRecord]) -> tuple[list[Allocati
         for q in sorted({question for _, _, _, question in by_key})
         if all((*kind, seed, q) in by_key for kind in kinds for seed in seeds)
     ]
+    if not questions:
+        raise ValueError(f"{task}: no question with all of {kinds} and seeds {seeds}")
     cells = [
         AllocationCell(*kind, [by_key[*kind, seed, q] for seed in seeds for q in questions])
         for kind in kinds

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import os
 import platform
+import shlex
+import sys
 from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
@@ -34,7 +36,6 @@ SCENARIOS = {
 }
 DEADLINE = 30.0
 KEYS = {"api_keys": "honest:honest,abusive:abusive", "key_running": 8, "key_queued": 16}
-COMMAND = "python -m loadtest.scenarios --plots docs/load"
 COLUMNS = {
     "scenario": "scenario",
     "offered_rps": "requests a second",
@@ -74,12 +75,15 @@ def plot(scenario: str, records: list[dict[str, Any]], folder: Path) -> None:
     figure.savefig(folder / f"{scenario}.svg")
 
 
-def report(rows: Sequence[dict[str, Any]], users: int, seconds: float, day: date) -> str:
-    """The report in Markdown; its pictures are in the same folder."""
+def report(
+    rows: Sequence[dict[str, Any]], users: int, seconds: float, day: date, args: Sequence[str]
+) -> str:
+    """The report in Markdown, of a run with these ``args``; its pictures are in the same folder."""
+    command = shlex.join(["python", "-m", "loadtest.scenarios", *args])
     lines = [
         "# The server under load",
         "",
-        f"`{COMMAND}` wrote this on {day}: the bundled models on {os.cpu_count()} cores"
+        f"`{command}` wrote this on {day}: the bundled models on {os.cpu_count()} cores"
         f" ({platform.machine()}), {users} users, {seconds:g} s a scenario. An answer is in time"
         f" within {DEADLINE:g} s; quantiles are those of the honest key's latency."
         " `loadtest/locust_scenarios.py` defines the scenarios.",
@@ -118,7 +122,8 @@ def main() -> None:
         rows.append(row)
     publish({"rows": rows}, options.json, "under load", tuple(COLUMNS))
     if options.plots is not None:
-        (options.plots / "README.md").write_text(report(rows, users, seconds, date.today()))
+        text = report(rows, users, seconds, date.today(), sys.argv[1:])
+        (options.plots / "README.md").write_text(text)
 
 
 if __name__ == "__main__":

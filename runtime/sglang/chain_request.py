@@ -10,7 +10,7 @@ from typing import Any
 from hedgerow_sglang.plugin_protocol import sampling_seed
 from hedgerow_sglang.step_chain import StepChain, StepEnds
 from runtime.sglang.replica import Replica
-from runtime.sglang.step_request import Key, StepRequest, logits_fields
+from runtime.sglang.step_request import Key, StepRequest
 from search.tree import Finish
 
 log = logging.getLogger(__name__)
@@ -74,11 +74,9 @@ def chain_body(
     seeds = tuple(map(sampling_seed, (request.branch.seed, *ahead.chain_seeds())))
     chain = StepChain(seeds, request.sampling.max_step_tokens, ends.name)
     custom = note.get("custom_params", {}) | chain.param() | (ends.param() if first else {})
-    body = request.body({"custom_params": custom})
     most = min(ahead.room, max(most, request.branch.limit))
-    logits = logits_fields(request.sampling, len(request.path), most, custom)
-    params = body["sampling_params"] | logits | {"max_new_tokens": most, "stop": []}
-    return body | {"sampling_params": params}
+    body = request.body({"custom_params": custom}, most=most)
+    return body | {"sampling_params": body["sampling_params"] | {"stop": []}}
 
 
 def take_chain(request: StepRequest, answer: Mapping[str, Any]) -> list[StepRequest]:

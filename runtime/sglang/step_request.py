@@ -39,11 +39,12 @@ class StepRequest(DrawnStep):
             request.acknowledged,
         )
 
-    def body(self, note: Mapping[str, Any]) -> dict[str, Any]:
-        """The body that asks for the rest of the step; ``note``: more sampling parameters."""
+    def body(self, note: Mapping[str, Any], *, most: int = 0) -> dict[str, Any]:
+        """The body that asks for the rest of the step, or for ``most`` tokens; ``note``: more
+        sampling parameters."""
         sampling, remaining = self.sampling, self.remaining
         whole = self.tokens or not self.at_once or sampling.grammar is not None
-        most = remaining if whole else min(remaining, self.at_once)
+        most = most or (remaining if whole else min(remaining, self.at_once))
         grammar = {} if sampling.grammar is None else {"json_schema": sampling.grammar}
         return {
             "input_ids": list(self.path),

@@ -87,6 +87,8 @@ def test_searches_come_back_from_csv(tmp_path: Path) -> None:
         ("ets", [("a, b", 0), ("a, b", 1)]),
         ("rebase", [("a, b", 0), ("a, b", 1)]),
     ]
+    with pytest.raises(ValueError, match="game24: no question with all of"):
+        cells_of("game24", searches[3:5])
 
 
 def test_a_plot_has_a_panel_a_task(tmp_path: Path) -> None:

@@ -51,8 +51,9 @@ def test_the_report_has_a_line_and_a_picture_for_each(tmp_path: Path) -> None:
     rows = [row | {"scenario": name} for name in SCENARIOS]
     for name in SCENARIOS:
         plot(name, requests, tmp_path)
-    lines = report(rows, 8, 10.0, date(2026, 1, 2)).splitlines()
+    lines = report(rows, 8, 10.0, date(2026, 1, 2), ["--plots", "my load"]).splitlines()
     assert "on 2026-01-02" in lines[2]
+    assert "loadtest.scenarios --plots 'my load'`" in lines[2]
     assert "| steady | 0.5 | 0.5 | 12,346 | 12,346 | 12,346 | 77 | 0 | 0 | 0 |" in lines
     pictures = re.findall(r"\((\w+\.svg)\)", "".join(lines))
     assert sorted(pictures) == sorted(path.name for path in tmp_path.iterdir())

@@ -18,7 +18,7 @@
 #error "processors without AVX2 are left to torch"
 #endif
 
-#define BLOCK 32 /* keys of a block, as in plan.py */
+#define BLOCK 32 /* keys of a block, as in batch_plan.py */
 #define PARTS (BLOCK / LANES)
 #define CHAINS (8 / PARTS) /* sums at once, so that none waits for the one before it */
 #define MOST 256 /* numbers of a head, at most */
