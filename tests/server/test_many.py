@@ -9,7 +9,7 @@ import random
 import re
 import signal
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from threading import Event
 from typing import Any
 
@@ -108,8 +108,9 @@ async def test_a_thousand_clients_that_leave_hold_nothing() -> None:
             usage = await parts.engine.usage()
             while asyncio.all_tasks() - before:
                 await asyncio.sleep(0.05)
-            reader, _ = await open_chat(port, {"messages": messages, "max_tokens": 8})
-            assert b"200 OK" in await reader.read()
+            reader, writer = await open_chat(port, {"messages": messages, "max_tokens": 8})
+            with closing(writer):
+                assert b"200 OK" in await reader.read()
     assert usage.kv_tokens_active == usage.prm_kv_tokens_active == 0
     assert usage.running == usage.waiting == 0
 
