@@ -147,9 +147,10 @@ def main() -> None:
         write_csv(options.write, searches)
     tasks = dict.fromkeys(search.task for search in searches)
     try:
-        rows = [row for task in tasks for row in rows_of(task, *cells_of(task, searches))]
+        cells = {task: cells_of(task, searches) for task in tasks}
     except ValueError as error:
         parser.error(str(error))
+    rows = [row for task in tasks for row in rows_of(task, *cells[task])]
     if options.plot:
         plot(rows, options.plot)
     publish({"rows": rows}, options.json, "allocation", COLUMNS)

@@ -235,10 +235,8 @@ class StepSampler(PolicySampler[SearchSession, Replica]):
             drawn_tokens = request.take(answer)
             child = next_in_chain(request) if replica.chains else None
             following = [child] if child is not None else []
-            if request.finish is None:
-                search.cached_paths.add(request.path)
         search.following |= {step.key: step for step in following}
-        search.cached_paths |= {step.path for step in following[-1:]}
+        search.cached_paths.add([request, *following][-1].path)
         if request.finish is not None:
             self.extension.enqueue(search, request)
         search.count_step(before, answer, drawn_tokens)
