@@ -88,7 +88,7 @@ class GenerateLoop(ReferenceEngine):
     def _finish_of(self, tokens: list[int], branch: Branch, stops: StopStrings) -> Finish | None:
         if tokens[-1] in self._text.eos:
             return Finish.END
-        if stops.ended(tokens):
+        if stops.matches(tokens):
             return Finish.STEP
         return Finish.LENGTH if len(tokens) == branch.limit else None
 

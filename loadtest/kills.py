@@ -84,7 +84,7 @@ Restart = Callable[[], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class SearchEnd:
     """How a search ended. ``steps``: a digest of its answer and of all of its steps' tokens."""
 
     error: str = ""
@@ -99,24 +99,24 @@ class Searches:
     def __init__(self, path: Path | None, servers: str, items: Sequence[Item]) -> None:
         """``path``: the file of ended searches; None: they are not kept."""
         spec = REBASE_8.model_dump_json(exclude_none=True)
-        self._kept = KeptLines(path, f"{servers} {spec}", TypeAdapter(Ended))
+        self._kept = KeptLines(path, f"{servers} {spec}", TypeAdapter(SearchEnd))
         self._killed = KeptLines(path, f"{servers} {spec} kills", TypeAdapter(int))
         self._items = items
         self.done = asyncio.Condition()
 
-    def ended(self, phase: str) -> dict[int, Ended]:
+    def ends(self, phase: str) -> dict[int, SearchEnd]:
         """The searches of a phase that have ended, by number."""
         ends = {n: self._kept.get(self._name(phase, n)) for n in range(len(self._items))}
         return {number: end for number, end in ends.items() if end is not None}
 
     async def run(self, phase: str, engine: Engine, numbers: Sequence[int]) -> None:
         """Grow those of these numbers that have not ended yet, ``AT_ONCE`` side by side."""
-        ends = self.ended(phase)
+        ends = self.ends(phase)
 
         async def grow_number(number: int) -> None:
             end = await self._grow(engine, number)
             self._kept.put(self._name(phase, number), end)
-            say(f"{phase}: {len(self.ended(phase))} of {len(numbers)}, {end.seconds:.0f} s")
+            say(f"{phase}: {len(self.ends(phase))} of {len(numbers)}, {end.seconds:.0f} s")
             async with self.done:
                 self.done.notify_all()
 
@@ -147,7 +147,7 @@ class Searches:
         for number in range(self.kills, kills):
             due = number * len(self._items) // kills
             async with self.done:
-                await self.done.wait_for(lambda due=due: len(self.ended(FAULTY)) >= due)
+                await self.done.wait_for(lambda due=due: len(self.ends(FAULTY)) >= due)
             await asyncio.sleep(dice.uniform(*PAUSE_SECONDS))
             self._killed.put(KILLS, number + 1)
             say(f"kill {number + 1} of {kills}")
@@ -155,12 +155,12 @@ class Searches:
 
     def row(self) -> dict[str, Any]:
         """Counts of how all searches ended."""
-        again = compared(self.ended(AGAIN), self.ended(CALM))
+        again = compared(self.ends(AGAIN), self.ends(CALM))
         return {
             "searches": len(self._items),
             "width": REBASE_8.width,
-            **compared(self.ended(FAULTY), self.ended(CALM)),
-            "repeated": len(self.ended(AGAIN)),
+            **compared(self.ends(FAULTY), self.ends(CALM)),
+            "repeated": len(self.ends(AGAIN)),
             "undisturbed_other_digests": again["other_digests"],
             "kills": self.kills,
         }
@@ -170,15 +170,15 @@ class Searches:
         """How often a server was killed during the searches."""
         return self._killed.get(KILLS) or 0
 
-    async def _grow(self, engine: Engine, number: int) -> Ended:
+    async def _grow(self, engine: Engine, number: int) -> SearchEnd:
         start, item = time.monotonic(), self._items[number]
         try:
             outcome = await grow(engine, item, Method(f"search {number}", REBASE_8))
         except EngineError as error:
-            return Ended(error=str(error), seconds=time.monotonic() - start)
+            return SearchEnd(error=str(error), seconds=time.monotonic() - start)
         reply = outcome.answer, [node.tokens for node in outcome.tree.nodes]
         steps = hashlib.sha256(repr(reply).encode()).hexdigest()
-        return Ended("", steps, outcome.digest, time.monotonic() - start)
+        return SearchEnd("", steps, outcome.digest, time.monotonic() - start)
 
     def _name(self, phase: str, number: int) -> str:
         return f"{phase} {number} {self._items[number].seed}"
@@ -243,7 +243,7 @@ async def on_vllm(searches: Searches, kills: int) -> dict[str, Any]:
     }
 
 
-def compared(disturbed: dict[int, Ended], calm: dict[int, Ended]) -> dict[str, Any]:
+def compared(disturbed: dict[int, SearchEnd], calm: dict[int, SearchEnd]) -> dict[str, Any]:
     """How many were answered, and how many had another answer or another tree than in ``calm``."""
     pairs = [
         (mine, calm[n]) for n, mine in disturbed.items() if not mine.error and not calm[n].error

@@ -28,7 +28,7 @@ ROOT = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
+class RequestStart:
     """A request begins, with all of ``prefix`` cached."""
 
     request: int
@@ -36,7 +36,7 @@ class Begun:
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
+class RequestDraw:
     """A request that has begun draws ``tokens`` after those that it has."""
 
     request: int
@@ -44,13 +44,13 @@ class Drawn:
 
 
 @dataclass(frozen=True, slots=True)
-class Over:
+class RequestEnd:
     """A request is over: what it read and drew is cached, and may be evicted."""
 
     request: int
 
 
-Served = Begun | Drawn | Over
+RequestEvent = RequestStart | RequestDraw | RequestEnd
 
 
 def draws_of(outcome: Outcome) -> list[Draw]:
@@ -59,16 +59,16 @@ def draws_of(outcome: Outcome) -> list[Draw]:
     return [(tree.tokens(node.parent), node.tokens) for node in tree.nodes[1:]]
 
 
-def one_by_one(draws: Sequence[Draw]) -> list[Served]:
+def one_by_one(draws: Sequence[Draw]) -> list[RequestEvent]:
     """The events of draws that are served one after the other."""
     return [
         event
         for turn, (prefix, step) in enumerate(draws)
-        for event in (Begun(turn, prefix), Drawn(turn, step), Over(turn))
+        for event in (RequestStart(turn, prefix), RequestDraw(turn, step), RequestEnd(turn))
     ]
 
 
-def least_read_again(served: Sequence[Served], pool: int) -> int:
+def least_read_again(served: Sequence[RequestEvent], pool: int) -> int:
     """Tokens that were cached once and are read again, in a cache of ``pool`` tokens.
 
     Where requests under way need more than that, they get it, and nothing else is kept.
@@ -77,24 +77,24 @@ def least_read_again(served: Sequence[Served], pool: int) -> int:
     walked = [_walk(trie, paths, event) for event in served]
     uses: dict[int, list[float]] = defaultdict(list)
     for turn in reversed(range(len(served))):
-        if not isinstance(served[turn], Over):
-            read = isinstance(served[turn], Begun)
+        if not isinstance(served[turn], RequestEnd):
+            read = isinstance(served[turn], RequestStart)
             for token in walked[turn]:
                 uses[token].append(turn if read else math.inf)
     cache = _Cache(trie.depth, uses)
     for event, tokens in zip(served, walked, strict=True):
-        if isinstance(event, Over):
+        if isinstance(event, RequestEnd):
             cache.let_go(tokens)
         else:
-            cache.need(tokens, pool, read=isinstance(event, Begun))
+            cache.need(tokens, pool, read=isinstance(event, RequestStart))
     return cache.read_again
 
 
-def _walk(trie: TokenTrie, paths: dict[int, list[int]], event: Served) -> list[int]:
-    """The tokens of an event; for ``Over`` all tokens of its request."""
-    if isinstance(event, Over):
+def _walk(trie: TokenTrie, paths: dict[int, list[int]], event: RequestEvent) -> list[int]:
+    """The tokens of an event; for ``RequestEnd`` all tokens of its request."""
+    if isinstance(event, RequestEnd):
         return paths.pop(event.request)
-    if isinstance(event, Begun):
+    if isinstance(event, RequestStart):
         tokens = trie.walk(event.prefix)
         paths[event.request] = list(tokens)
         return tokens

@@ -93,10 +93,14 @@ async def servers_row(stub: bool, searches: int, kills: tuple[int, int]) -> dict
         while not killing.done():  # searches until all kills are done, however quick they are
             streams += await streamed(served.url, range(AT_ONCE), AT_ONCE)
         await killing
-    return {"row": "servers", "kills": sum(kills)} | told(streams, calm, time.monotonic() - start)
+    return {"row": "servers", "kills": sum(kills)} | loss_counts(
+        streams, calm, time.monotonic() - start
+    )
 
 
-def told(streams: Sequence[StreamEnd], calm: Sequence[StreamEnd], seconds: float) -> dict[str, Any]:
+def loss_counts(
+    streams: Sequence[StreamEnd], calm: Sequence[StreamEnd], seconds: float
+) -> dict[str, Any]:
     """Counts of how searches ended and how they differ from the same ones undisturbed."""
     calm_by_number = {end.number: end for end in calm}
     whole = [end for end in streams if not end.error and not end.cut]

@@ -60,7 +60,14 @@ from sglang.srt.sampling.sampling_params import (  # pyright: ignore[reportMissi
 
 from hedgerow_sglang.plugin_protocol import NAME, parse_note
 from hedgerow_sglang.search_cache import SearchCache
-from loadtest.least_read import Begun, Drawn, Over, Served, TokenTrie, least_read_again
+from loadtest.least_read import (
+    RequestDraw,
+    RequestEnd,
+    RequestEvent,
+    RequestStart,
+    TokenTrie,
+    least_read_again,
+)
 from runtime.sglang.round_gate import RoundGate
 from search.engine import Branch
 
@@ -145,7 +152,7 @@ class ReplayedServer:
         self.passes = self.again = self.begin_count = 0
         self.held_passes = 0
         """Passes for which rounds were held back, summed over all rounds."""
-        self.served: list[Served] = []
+        self.served: list[RequestEvent] = []
         self._policy = SchedulePolicy(queue, self.cache, False, False, False)
         self._of: dict[str, Replayed] = {}
         self._ever_cached = CachedOnce()
@@ -245,7 +252,10 @@ class ReplayedServer:
         tokens = tuple(work.req.full_untruncated_fill_ids)
         work.number, self.begin_count = self.begin_count, self.begin_count + 1
         self.again += self._ever_cached.again(tokens[:-1], work.req.prefix_len)
-        self.served += [Begun(work.number, tokens[:-1]), Drawn(work.number, tokens[-1:])]
+        self.served += [
+            RequestStart(work.number, tokens[:-1]),
+            RequestDraw(work.number, tokens[-1:]),
+        ]
 
     def _draw(self, work: Replayed) -> bool:
         """Draw a request's next token; whether it was the last."""
@@ -256,7 +266,7 @@ class ReplayedServer:
             return False
         req.finished_reason = FINISH_LENGTH(len(req.output_ids))
         release_kv_cache(req, self.cache, checkpoint=True)
-        self.served.append(Over(work.number))
+        self.served.append(RequestEnd(work.number))
         work.done.set_result(None)
         self._full = False
         return True
@@ -269,7 +279,7 @@ class ReplayedServer:
             self.rows.write((req.kv.req_pool_idx, req.kv.kv_allocated_len), slot.to(torch.int32))
             req.kv.kv_allocated_len += 1
             req.kv.kv_committed_len += 1
-            self.served.append(Drawn(work.number, (req.output_ids[-1],)))
+            self.served.append(RequestDraw(work.number, (req.output_ids[-1],)))
             self._ever_cached.add((*req.origin_input_ids, *req.output_ids))
         self._ratio = max(LEAST_RATIO, self._ratio - (FIRST_RATIO - LEAST_RATIO) / RATIO_STEPS)
         self.running = [work for work in self.running if not self._draw(work)]
@@ -288,7 +298,7 @@ class ReplayedServer:
             )
             self.running.remove(work)
             release_kv_cache(work.req, self.cache, checkpoint=False)
-            self.served.append(Over(work.number))
+            self.served.append(RequestEnd(work.number))
             evict_from_tree_cache(self.cache, len(self.running) * RETRACT_STEPS)
             work.req.reset_for_retract()
             self.waiting.append(work.req)
@@ -312,7 +322,7 @@ async def _search(server: ReplayedServer, gate: RoundGate, recording: dict[str, 
         await server.serve(draw.begin(most) for draw in draws)
         if longer := [draw.go_on(most) for draw in draws if len(draw.step) > most]:
             await server.serve(longer)
-        gate.drawn(tree, branches, [tuple(draw.step) for draw in draws])
+        gate.record(tree, branches, [tuple(draw.step) for draw in draws])
     server.note(recording["over"])
     gate.leave(tree)
 

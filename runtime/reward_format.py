@@ -192,7 +192,7 @@ def reward_format(name: str) -> RewardFormat:
     raise ValueError(f"reward_format: {name!r}; one of {_format_names()} or a .json file is needed")
 
 
-def format_read_here(name: str) -> RewardFormat:
+def local_reward_format(name: str) -> RewardFormat:
     """``reward_format`` for an engine that cannot ask another Hedgerow. Raises ValueError."""
     form = reward_format(name)
     if form.by_score_route:

@@ -33,16 +33,16 @@ def _objects(schema: Any) -> Iterator[dict[str, Any]]:
 
 def _own_size(part: dict[str, Any]) -> int:
     pattern, by_pattern = part.get("pattern"), part.get("patternProperties")
-    size = sum(map(written_out, by_pattern)) if isinstance(by_pattern, dict) else 0
+    size = sum(map(unrolled_size, by_pattern)) if isinstance(by_pattern, dict) else 0
     if isinstance(pattern, str):
-        size += written_out(pattern)
+        size += unrolled_size(pattern)
     floor = part.get("minLength")
     if isinstance(floor, int) and (isinstance(pattern, str) or "format" in part):
         size += FLOOR_COST * floor
     return size
 
 
-def written_out(pattern: str) -> int:
+def unrolled_size(pattern: str) -> int:
     """How many characters and classes a regular expression has with its repeats written out; a
     repeat without an upper bound counts with its lower one."""
     totals, atoms, at = [0], [0], 0

@@ -40,7 +40,7 @@ class StopStrings:
         self.size = len(self._possible) + sum(map(len, stops))
         """Bytes that this table takes."""
 
-    def ended(self, tokens: Sequence[int]) -> bool:
+    def matches(self, tokens: Sequence[int]) -> bool:
         """Whether the last of the step's tokens completes a stop string."""
         if not self._possible[tokens[-1]]:
             return False

@@ -109,7 +109,7 @@ async def search(
         tree_id=tree_id,
         policy=policy,
         builder=TreeBuilder(tree, spec, policy, problem.delimiter, context, scores, emit),
-        classes=AnswerClasses(answer_of, until.heed(same_answer)),
+        classes=AnswerClasses(answer_of, until.bound(same_answer)),
         spelled=AnswerClasses(answer_of),
         until=until,
         kv_events=None if listen is None else KvEvents(tree, listen),
@@ -208,7 +208,7 @@ class _SearchLoop:
         tree = self.builder.tree
         while True:
             await self.embed()
-            plan = await within(self.until.left(), self.plan())
+            plan = await within(self.until.remaining(), self.plan())
             if plan is None:
                 return why_done(tree, self.spec, self.policy)
             reason = budget_met(tree, self.spec, lambda: self.tally.held_tokens(tree))
@@ -219,7 +219,7 @@ class _SearchLoop:
             self.hint(plan)
             self.until.check()
             try:
-                children_due = await within(self.until.left(), self.expand(plan))
+                children_due = await within(self.until.remaining(), self.expand(plan))
             except KvFull:
                 return StopReason.KV
             self.until.check()
@@ -253,7 +253,7 @@ class _SearchLoop:
         growing = {leaf.id for leaf in tree.leaves()} - set(plan.prune)
         if returns_to_root(self.policy):
             growing.add(ROOT)
-        return consensus_met(tree, self.spec, await self.answers(self.until.left()), growing)
+        return consensus_met(tree, self.spec, await self.answers(self.until.remaining()), growing)
 
     async def answers(self, seconds: float | None) -> Answers:
         """The finished trajectories by answer. Raises TooLate if comparing them takes more than
@@ -278,7 +278,7 @@ class _SearchLoop:
         """Ask the policy for its next round, and count the time and the fall-backs."""
         policy, tree = self.policy, self.builder.tree
         reads_answers = isinstance(policy, AnswerPolicy)
-        answers = await self.answers(self.until.left()) if reads_answers else {}
+        answers = await self.answers(self.until.remaining()) if reads_answers else {}
         start, fell_back = self.until.clock(), False
         if self.embeddings is not None and isinstance(policy, EmbeddingPolicy):
             fell_back = bool(self.embeddings.unknown(policy.to_embed(tree)))
@@ -302,7 +302,7 @@ class _SearchLoop:
         unknown = self.embeddings.unknown(nodes)
         if self.asks(unknown):
             self.until.check()
-            await within(self.until.left(), self.learn(unknown, self.embeddings))
+            await within(self.until.remaining(), self.learn(unknown, self.embeddings))
             self.until.check()
         self.embeddings.store(nodes)
 

@@ -35,7 +35,7 @@ class LogitsParams:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
 
-    def asked(self) -> tuple[str, ...]:
+    def active(self) -> tuple[str, ...]:
         """The names of the parameters that change the sampling."""
         names = [field.name for field in fields(self) if getattr(self, field.name) != field.default]
         return tuple(name for name in names if name != "top_k" or self.top_k > 0)

@@ -143,25 +143,25 @@ class Deadline:
     clock: Callable[[], float]
     at: float | None
 
-    def left(self, more: float = 0.0) -> float | None:
+    def remaining(self, more: float = 0.0) -> float | None:
         """Seconds until the deadline, at least 0, plus ``more``; None without a deadline."""
         return None if self.at is None else max(0.0, self.at - self.clock()) + more
 
     def closing(self, most: float | None = None) -> float | None:
         """Seconds until nothing is awaited any more, at most ``most``; None: no limit."""
-        bounds = (self.left(CLOSING_SECONDS), most)
+        bounds = (self.remaining(CLOSING_SECONDS), most)
         return min((bound for bound in bounds if bound is not None), default=None)
 
     def releasing(self) -> float | None:
         """Seconds to wait for the engine to report a tree's cost; None: no limit."""
-        return self.left(RELEASE_SECONDS)
+        return self.remaining(RELEASE_SECONDS)
 
     def check(self) -> None:
         """Raise TooLate at or after the deadline."""
         if self.at is not None and self.clock() >= self.at:
             raise TooLate
 
-    def heed(self, same: Same | None) -> Same | None:
+    def bound(self, same: Same | None) -> Same | None:
         """Make ``same`` raise TooLate once nobody waits for it, so that the calling thread ends."""
         at = self.at
         if at is None or same is None:

@@ -78,7 +78,7 @@ class QueueSlot:
             async with asyncio.timeout(seconds):
                 await asyncio.shield(self._turn)
         except TimeoutError:
-            raise waited_too_long(seconds) from None
+            raise queue_timeout(seconds) from None
         finally:
             self._admission.waited(time.monotonic() - start)
 
@@ -201,7 +201,7 @@ class Admission:
         return ApiError(429, code, message, headers=headers)
 
 
-def waited_too_long(seconds: float) -> ApiError:
+def queue_timeout(seconds: float) -> ApiError:
     """The ApiError (504) for a request whose deadline came while it was in the queue."""
     message = f"the deadline of {seconds:g} s came while the request waited in the queue"
     return ApiError(504, "deadline_exceeded", message, headers={"x-should-retry": "false"})

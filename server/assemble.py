@@ -25,7 +25,7 @@ from runtime.openai.openai_options import OpenaiOptions, ServedModel
 from runtime.reward_format import reward_format
 from runtime.servers.server_options import ServerOptions
 from runtime.sglang.launched_server import LaunchedServer, LaunchedServers, LaunchOptions
-from runtime.sglang.sglang_engine import SglangEngine, known_flops
+from runtime.sglang.sglang_engine import SglangEngine, flops_of
 from runtime.sglang.sglang_options import SglangOptions
 from runtime.text import Text
 from runtime.verified_engine import VerifiedEngine, start_verifier
@@ -146,7 +146,7 @@ def model_flops(settings: Settings) -> tuple[Flops, Flops, Flops]:
     """The cost of forward passes of the policy, of the reward model and for embeddings."""
     if settings.engine != "embedded":
         prm = settings.reward_model
-        return known_flops(settings.policy_model), known_flops(prm) if prm else no_flops, no_flops
+        return flops_of(settings.policy_model), flops_of(prm) if prm else no_flops, no_flops
     policy = ModelConfig.from_checkpoint(settings.policy_model)
     prm, embedding = no_flops, no_flops
     if settings.reward_model is not None and reward_format(known_format(settings)).needs_model:

@@ -102,7 +102,7 @@ async def _chain(
         most = least - count if count < least else limit - count
         branch = Branch(node, 0, tokens, seed, min(request.piece, most, limit - count), node + 1)
         try:
-            (step,) = await within(deadline.left(), engine.expand(tree_id, [branch], sampling))
+            (step,) = await within(deadline.remaining(), engine.expand(tree_id, [branch], sampling))
         except TooLate:
             if not node:
                 message = "the deadline came before any of the reply was drawn"

@@ -38,14 +38,14 @@ StructuredOutputs = Annotated[Any, WithJsonSchema(_OUTPUTS_SCHEMA)]
 GuidedJson = Annotated[Any, WithJsonSchema({"type": ["object", "null"]})]
 
 
-def requested_schema(request: GenerationRequest, able: Capabilities) -> AskedSchema | None:
+def requested_schema(request: GenerationRequest, able: Capabilities) -> RequestedSchema | None:
     """The schema that a request asks for, None without one. Raises ApiError for an invalid field,
     an unsupported constraint, or an engine that cannot constrain replies to a schema."""
     guided = request.guided_json
     candidates = (
         _of_response_format(request.response_format),
         _of_structured_outputs(request.structured_outputs),
-        None if guided is None else AskedSchema("guided_json", guided),
+        None if guided is None else RequestedSchema("guided_json", guided),
     )
     schemas = [schema for schema in candidates if schema is not None]
     if not schemas:
@@ -61,7 +61,7 @@ def requested_schema(request: GenerationRequest, able: Capabilities) -> AskedSch
     return first
 
 
-class AskedSchema(NamedTuple):
+class RequestedSchema(NamedTuple):
     """A schema and the request field that it came in."""
 
     field: str
@@ -95,7 +95,7 @@ class CompiledSchemas:
     def __init__(self) -> None:
         self._compiled: OrderedDict[bytes, None] = OrderedDict()
 
-    def grammar(self, schema: AskedSchema) -> str:
+    def grammar(self, schema: RequestedSchema) -> str:
         """The schema as engines take it. Raises ApiError naming what in it cannot be compiled."""
         grammar = schema.canonical()
         name = hashlib.sha256(grammar.encode()).digest()
@@ -111,7 +111,7 @@ class CompiledSchemas:
         return grammar
 
 
-def _of_response_format(value: Any) -> AskedSchema | None:
+def _of_response_format(value: Any) -> RequestedSchema | None:
     """The schema of a chat's ``response_format``, None if it asks for text."""
     name = "response_format"
     if value is None:
@@ -122,12 +122,12 @@ def _of_response_format(value: Any) -> AskedSchema | None:
     if kind == "text":
         return None
     if kind == "json_object":
-        return AskedSchema(name, ANY_OBJECT)
+        return RequestedSchema(name, ANY_OBJECT)
     entry = value.get("json_schema")
     if not isinstance(entry, Mapping):
         raise bad_value(f"{name}.json_schema", f"must be an object, got {echo(entry)}")
     _check_name(entry, f"{name}.json_schema")
-    return AskedSchema(f"{name}.json_schema.schema", entry.get("schema"))
+    return RequestedSchema(f"{name}.json_schema.schema", entry.get("schema"))
 
 
 def _check_name(entry: Mapping[str, Any], field: str) -> None:
@@ -138,7 +138,7 @@ def _check_name(entry: Mapping[str, Any], field: str) -> None:
         raise bad_value(f"{field}.strict", f"must be true or false, got {echo(entry['strict'])}")
 
 
-def _of_structured_outputs(outputs: Any) -> AskedSchema | None:
+def _of_structured_outputs(outputs: Any) -> RequestedSchema | None:
     """The schema of vLLM's ``structured_outputs``, None without one."""
     name = "structured_outputs"
     if outputs is None:
@@ -153,5 +153,5 @@ def _of_structured_outputs(outputs: Any) -> AskedSchema | None:
     if "json_object" in options:
         if options["json_object"] is not True:
             raise bad_value(f"{name}.json_object", f"must be true: {echo(options['json_object'])}")
-        return AskedSchema(name, ANY_OBJECT)
-    return AskedSchema(f"{name}.json", options["json"]) if options else None
+        return RequestedSchema(name, ANY_OBJECT)
+    return RequestedSchema(f"{name}.json", options["json"]) if options else None

@@ -52,7 +52,7 @@ from server.requested_search import (
 from server.service import Service
 from server.settings import Settings
 from server.tool_calls import CallReader, CallsRead
-from server.tool_requests import AskedTools, tools_of
+from server.tool_requests import RequestedTools, tools_of
 from server.unsupported_parameters import CHAT, TEXT
 
 log = logging.getLogger("hedgerow.requests")
@@ -314,7 +314,7 @@ def _build(
 
 
 async def _grammar(
-    request: GenerationRequest, service: Service, tools: AskedTools | None = None
+    request: GenerationRequest, service: Service, tools: RequestedTools | None = None
 ) -> str | None:
     """The schema that replies must fit, as engines take it, or None. Raises ApiError."""
     schema = None

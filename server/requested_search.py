@@ -108,7 +108,7 @@ def must_be_honoured(
     """Raise ApiError for parameters that this engine does not apply over a whole reply, token ids
     outside ``vocab``, and ``min_tokens`` over ``most``. ``prefix``: put before field names.
     """
-    for name in params.asked():
+    for name in params.active():
         if name not in able.logits_params:
             why = f"the {able.engine} engine does not honour it over a whole reply; leave it out"
             raise unsupported(prefix + name, why)

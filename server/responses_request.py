@@ -69,7 +69,7 @@ _TEXT_SCHEMA = {
 }
 
 
-class ReasoningAsked(Reasoning):
+class RequestedReasoning(Reasoning):
     """``summary``: any value makes a search report each round."""
 
     summary: str | None = None
@@ -90,7 +90,7 @@ class ResponsesRequest(SamplingParameters):
     top_p: TopP | None = None
     top_logprobs: TopLogprobs | None = None
     include: list[Included] | None = Field(default=None, max_length=16)
-    reasoning: ReasoningAsked | None = None
+    reasoning: RequestedReasoning | None = None
     tools: Annotated[Any, WithJsonSchema(_TOOLS_SCHEMA)] = None
     tool_choice: Annotated[Any, WithJsonSchema(_CHOICE_SCHEMA)] = None
     parallel_tool_calls: StrictBool | None = None

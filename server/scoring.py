@@ -117,7 +117,7 @@ async def score_replies(
         trees.setdefault(entry.reply.problem, ScoreTree(*args)).replies.append(entry)
     try:
         scores = (tree.score(engine, on_scored) for tree in trees.values())
-        await within(deadline.left(), all_of(scores))
+        await within(deadline.remaining(), all_of(scores))
     except TooLate:
         await _let_go(trees.values(), engine.abort, deadline.closing(ABORT_SECONDS))
         message = "the deadline came before all steps were scored"

@@ -24,7 +24,7 @@ from server.api_keys import ApiKeys
 from server.kept_searches import SearchStore
 from server.prometheus_metrics import Metrics
 from server.quotas import Quotas
-from server.reply_schema import AskedSchema, CompiledSchemas
+from server.reply_schema import CompiledSchemas, RequestedSchema
 from server.reply_text import opens_reasoning
 from server.request_models import IgnoredFields
 from server.reward_settings import models_of
@@ -128,7 +128,7 @@ class Service:
         """This service and those of the further models."""
         return [self, *self.others.values()]
 
-    async def grammar(self, schema: AskedSchema) -> str:
+    async def grammar(self, schema: RequestedSchema) -> str:
         """A schema as the engines take it. Raises ApiError naming what in it cannot be compiled."""
         return await thread_in_turn(self.compiling, lambda: self.schemas.grammar(schema))
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from runtime.tool_template import ToolTemplate
 from server.api_errors import ApiError, bad_value, echo, unsupported
 from server.body_schemas import STRING, object_of
-from server.reply_schema import AskedSchema
+from server.reply_schema import RequestedSchema
 from server.tool_calls import CallReader
 
 if TYPE_CHECKING:
@@ -49,16 +49,16 @@ ANYTHING: Mapping[str, Any] = {"type": "object", "properties": {}}
 
 
 @dataclass(frozen=True, slots=True)
-class AskedTools:
+class RequestedTools:
     """A request's tools. ``tools``: for the chat template; ``reader``: reads calls from the reply;
     ``schema``: what the reply must fit if it must be a call."""
 
     tools: tuple[dict[str, Any], ...]
     reader: CallReader
-    schema: AskedSchema | None = None
+    schema: RequestedSchema | None = None
 
 
-async def tools_of(request: ChatRequest, service: Service) -> AskedTools | None:
+async def tools_of(request: ChatRequest, service: Service) -> RequestedTools | None:
     """The tools of a chat request, None if no call may be made. Raises ApiError naming what is
     wrong or not supported by the model's chat template or engine."""
     template = await tool_template(service) if request.tools else ToolTemplate()
@@ -82,7 +82,7 @@ async def tool_template(service: Service) -> ToolTemplate:
 
 def requested_tools(
     tools: Any, choice: Any, parallel: bool | None, template: ToolTemplate
-) -> AskedTools | None:
+) -> RequestedTools | None:
     """The tools by a chat's ``tools`` and ``tool_choice``; None if no call may be made. Raises
     ApiError naming what is wrong or not supported by the model's chat template."""
     functions = tuple(_tool(tool, f"tools[{i}]") for i, tool in enumerate(_listed(tools)))
@@ -98,16 +98,16 @@ def requested_tools(
             why = "has no tools" if not template.tools else "has calls in a form not read here"
             hint = "send 'none', 'required' or a function's name"
             raise unsupported("tool_choice", f"'auto': this model's chat template {why}; {hint}")
-        return AskedTools(functions, CallReader(template.form, names, parallel is not False))
+        return RequestedTools(functions, CallReader(template.form, names, parallel is not False))
     choices = functions if selection == "required" else [functions[names.index(selection["name"])]]
     prompt_tools = functions if template.tools else ()
     if len(choices) == 1:
         [only] = choices
         reader = CallReader("arguments", (only["function"]["name"],))
         field = f"tools[{functions.index(only)}].function.parameters"
-        return AskedTools(prompt_tools, reader, AskedSchema(field, _arguments(only)))
-    schema = AskedSchema("tools", _one_of(choices))
-    return AskedTools(prompt_tools, CallReader("choice", names), schema)
+        return RequestedTools(prompt_tools, reader, RequestedSchema(field, _arguments(only)))
+    schema = RequestedSchema("tools", _one_of(choices))
+    return RequestedTools(prompt_tools, CallReader("choice", names), schema)
 
 
 def _listed(tools: Any) -> list[Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from models.tasks import TASKS
-from runtime.verifiers.stated_arithmetic import states_a_wrong_one
+from runtime.verifiers.stated_arithmetic import has_wrong_equation
 from search.controller import search
 from search.outcome import Outcome
 from search.problem import Problem
@@ -42,7 +42,7 @@ async def grow(verifier: str, *specs: SearchSpec, reward_model: str = "auto") ->
 
 def factors(tree: Tree) -> list[float]:
     """The bundled verifier's factor for each step of the tree."""
-    return [0.0 if states_a_wrong_one(node.text) else 1.0 for node in tree.nodes[1:]]
+    return [0.0 if has_wrong_equation(node.text) else 1.0 for node in tree.nodes[1:]]
 
 
 @pytest.mark.promise(

@@ -50,7 +50,7 @@ class Path:
 
 
 @dataclass
-class Grown:
+class GrownTree:
     """One question's tree: its frontier, which may still grow, and its leaves, `ended` of them."""
 
     question: str
@@ -78,10 +78,10 @@ class Searcher:
 
     def trees(
         self, prm: LlamaForCausalLM, task: Task, questions: Sequence[str], rng: random.Random
-    ) -> list[Grown]:
+    ) -> list[GrownTree]:
         """The trees of these questions, `WIDTH` wide."""
         trees = [
-            Grown(question, prompt_ids(self.tokenizer, question), rng.choice(TEMPERATURES))
+            GrownTree(question, prompt_ids(self.tokenizer, question), rng.choice(TEMPERATURES))
             for question in questions
         ]
         for _ in range(task.max_depth + 2):
@@ -91,7 +91,7 @@ class Searcher:
             self._grow(prm, children, rng.getrandbits(40))
         return trees
 
-    def _shares(self, tree: Grown) -> Iterator[Path]:
+    def _shares(self, tree: GrownTree) -> Iterator[Path]:
         """Yield each frontier path once for each child that it gets; the others become leaves."""
         ranked = sorted(tree.frontier, key=lambda path: -path.reward)
         tree.frontier = []
@@ -103,7 +103,9 @@ class Searcher:
                 tree.leaves.append(path)
             yield from [path] * share
 
-    def _grow(self, prm: LlamaForCausalLM, children: list[tuple[Grown, Path]], seed: int) -> None:
+    def _grow(
+        self, prm: LlamaForCausalLM, children: list[tuple[GrownTree, Path]], seed: int
+    ) -> None:
         """Draw and score one step for each child."""
         prompts = [tree.prompt for tree, _ in children]
         prefixes = [p + path.ids() for p, (_, path) in zip(prompts, children, strict=True)]
@@ -200,7 +202,7 @@ class TreeRounds:
             torch.cuda.empty_cache()
         return time.monotonic() - start
 
-    def _best_right(self, task: Task, trees: list[Grown]) -> float:
+    def _best_right(self, task: Task, trees: list[GrownTree]) -> float:
         """The share of trees whose best-rewarded reply is right."""
         best = [max(tree.leaves, key=lambda leaf: leaf.reward) for tree in trees]
         rows = [

@@ -265,7 +265,7 @@ class DraftTreeBuilder:
 
     def _ends(self, tokens: Sequence[int]) -> bool:
         """Whether a step would end with the last of these tokens."""
-        return tokens[-1] in self._eos or self.seq.call.stops.ended(tokens)
+        return tokens[-1] in self._eos or self.seq.call.stops.matches(tokens)
 
 
 DraftTip = tuple[DraftTreeBuilder, DraftChain | None]

@@ -42,7 +42,7 @@ from runtime.embedded.shortlist import shortlist
 from runtime.embedded.step_embedder import load_embedder
 from runtime.embedded.validation import CallError, CallErrors, check, check_tuple
 from runtime.json_schemas import spells_json
-from runtime.reward_format import format_read_here
+from runtime.reward_format import local_reward_format
 from runtime.text import Text
 from search.counters import Counters, EngineCounters, Usage, combined
 from search.engine import (
@@ -89,7 +89,7 @@ class EngineLoop:
 
     def __init__(self, pipe: EngineEnd, options: EngineOptions) -> None:
         """Load the models. Raises EngineError, ValueError or OSError for wrong options."""
-        self._format = format_read_here(options.reward_format)
+        self._format = local_reward_format(options.reward_format)
         models = {"policy": options.policy, "prm": options.prm}
         context = min(Text(path).context for path in models.values() if path is not None)
         forward = Forward(

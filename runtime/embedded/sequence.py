@@ -323,7 +323,7 @@ class StepBuilder:
         be compiled."""
         stops, processors = self._stops.of(sampling.stop), None
         grammar = None if sampling.grammar is None else self._grammars.of(sampling.grammar)
-        if sampling.logits.asked() or grammar is not None:
+        if sampling.logits.active() or grammar is not None:
             processors = LogitsProcessors(sampling, self._text.eos, grammar)
         steps: list[Step | None] = [None] * branches
         return ExpandCall(call_id, number, tree, sampling, stops, steps, processors)
@@ -335,7 +335,7 @@ class StepBuilder:
             if seq.call.processors is not None:
                 seq.call.processors.may_end(seq.path()[:-1], seq.branch.seed)
             return Finish.END
-        if seq.call.stops.ended(seq.output):
+        if seq.call.stops.matches(seq.output):
             return Finish.STEP
         return Finish.LENGTH if len(seq.output) == seq.branch.limit else None
 

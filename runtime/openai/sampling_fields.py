@@ -18,7 +18,7 @@ def sampling_fields(sampling: Sampling, path: int, most: int) -> dict[str, Any]:
     request, so steps are cut on this side.
     """
     params = sampling.logits
-    fields = {name: getattr(params, name) for name in params.asked() if name in HONOURED}
+    fields = {name: getattr(params, name) for name in params.active() if name in HONOURED}
     if "min_tokens" in fields:
         fields["min_tokens"] = sampling.min_tokens_left(path, most)
     if "logit_bias" in fields:

@@ -81,7 +81,7 @@ class DrawnStep:
     def _finish(self) -> Finish | None:
         if self.tokens[-1] in self.eos:
             return Finish.END
-        if self.stops.ended(self.tokens):
+        if self.stops.matches(self.tokens):
             return Finish.STEP
         return Finish.LENGTH if len(self.tokens) == self.branch.limit else None
 

@@ -35,7 +35,7 @@ class ChainLengths:
         """Most tokens of a chain to ask for at once."""
         return max(FEWEST_TOKENS, SPARE * self._tokens // max(1, self._chains))
 
-    def saw(self, tokens: int) -> None:
+    def record(self, tokens: int) -> None:
         """Record a drawn chain of ``tokens`` tokens."""
         self._tokens += tokens
         self._chains += 1

@@ -188,7 +188,7 @@ class LaunchedServer:
         self._output = ServerOutput(self.process, options.log)
 
     @property
-    def ended(self) -> int | None:
+    def exit_status(self) -> int | None:
         """The process's exit status; None while it runs or before it was started."""
         return None if self.process is None else self.process.poll()
 
@@ -202,7 +202,7 @@ class LaunchedServer:
         """Raise EngineDown if the process does not run."""
         if self.process is None:
             raise EngineDown(f"the SGLang server of {self.options.model} has not started")
-        if self.ended is not None:
+        if self.exit_status is not None:
             raise EngineDown(self.end())
 
     async def restart(self) -> None:
@@ -241,7 +241,7 @@ class LaunchedServer:
     async def _answers(self) -> None:
         async with httpx.AsyncClient(base_url=self.url, trust_env=False) as client:
             while True:
-                if self.ended is not None:
+                if self.exit_status is not None:
                     raise EngineDown(self.end())
                 with contextlib.suppress(httpx.HTTPError):
                     if (await client.get("/health")).is_success:
@@ -251,8 +251,9 @@ class LaunchedServer:
     def end(self) -> str:
         """A sentence with the process's exit status and its last line of output."""
         last_line = f": {self._last_line()}" if self._last_line() else ""
-        hint = " (killed, as by the system when memory is short)" if self.ended == KILLED else ""
-        return f"the SGLang server of {self.options.model} ended with {self.ended}{hint}{last_line}"
+        status = self.exit_status
+        hint = " (killed, as by the system when memory is short)" if status == KILLED else ""
+        return f"the SGLang server of {self.options.model} ended with {status}{hint}{last_line}"
 
     def _last_line(self) -> str:
         return "" if self._output is None else self._output.error()

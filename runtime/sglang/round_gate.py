@@ -66,7 +66,7 @@ class RoundGate:
         finally:
             del self._waiting[tree]
 
-    def drawn(self, tree: str, branches: Sequence[Branch], steps: Sequence[Path]) -> None:
+    def record(self, tree: str, branches: Sequence[Branch], steps: Sequence[Path]) -> None:
         """Record a drawn round: its search holds these tokens until its next round."""
         self._lengths.update(map(len, steps))
         below = defaultdict[Path, set[Path]](set)
@@ -112,10 +112,10 @@ class RoundGates:
         self._at[tree] = gate
         return gate
 
-    def drawn(self, tree: str, branches: Sequence[Branch], steps: Sequence[Step]) -> None:
+    def record(self, tree: str, branches: Sequence[Branch], steps: Sequence[Step]) -> None:
         """Record a search's drawn round at its gate."""
         if tree in self._at:
-            self._at[tree].drawn(tree, branches, [step.tokens for step in steps])
+            self._at[tree].record(tree, branches, [step.tokens for step in steps])
 
     def leave(self, tree: str) -> None:
         """Forget a search that is over."""

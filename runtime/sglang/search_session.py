@@ -87,11 +87,11 @@ class SearchSession(ServedSearch):
         except asyncio.CancelledError:
             raise  # the server does not know yet: ``stop`` must abort them
         except BaseException:
-            self.answered(*rids)
+            self.forget(*rids)
             raise
-        self.answered(*rids)
+        self.forget(*rids)
 
-    def answered(self, *rids: str) -> None:
+    def forget(self, *rids: str) -> None:
         """Forget requests on which the server is no longer at work."""
         for rid in rids:
             self.requests.pop(rid, None)
@@ -105,7 +105,7 @@ class SearchSession(ServedSearch):
         with self.request_list(replica, lists) as rids:
 
             def take_answer(place: int, answer: Json) -> None:
-                self.answered(rids[place])
+                self.forget(rids[place])
                 take(place, answer)
 
             list_bodies = [body | self.common(rid) for body, rid in zip(bodies, rids, strict=True)]

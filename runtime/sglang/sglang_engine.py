@@ -12,7 +12,7 @@ from typing import Any
 
 from runtime.accounting import Flops, no_flops
 from runtime.embedded.model.config import ModelConfig, UnsupportedModel
-from runtime.reward_format import format_read_here
+from runtime.reward_format import local_reward_format
 from runtime.servers.fleet import Fleet
 from runtime.servers.policy_scorers import LikelihoodScorer, PolicyJudge
 from runtime.servers.request_costs import RequestCosts
@@ -45,9 +45,9 @@ class SglangEngine(ServedEngine[SearchSession, Replica, StepSampler]):
 
     def __init__(self, options: SglangOptions) -> None:
         """Raises ValueError or RewardMissing for options that cannot be met."""
-        super().__init__(options, format_read_here(options.reward_format), Text(options.policy))
+        super().__init__(options, local_reward_format(options.reward_format), Text(options.policy))
         self._options = options
-        self._flops = known_flops(self._text.checkpoint)
+        self._flops = flops_of(self._text.checkpoint)
         prm = Text(options.prm) if options.prm and self._form.needs_model else None
         self._prm = prm
         self._reward_request = RewardRequest.of(self._form, prm, self._text) if prm else None
@@ -195,7 +195,7 @@ class SglangEngine(ServedEngine[SearchSession, Replica, StepSampler]):
             self._rewards,
             self._reward_request,
             context=self._context(self._rewards, self._prm),
-            flops=known_flops(self._prm.checkpoint),
+            flops=flops_of(self._prm.checkpoint),
             next_steps=self._sampler.finished_next_steps if self._options.lookahead else None,
         )
 
@@ -211,7 +211,7 @@ class SglangEngine(ServedEngine[SearchSession, Replica, StepSampler]):
         return fingerprint_of("sglang", self._options, self._form, facts)
 
 
-def known_flops(checkpoint: str | Path) -> Flops:
+def flops_of(checkpoint: str | Path) -> Flops:
     """The cost of a forward pass; zero for an unsupported model."""
     try:
         return ModelConfig.sizes_of(checkpoint).flops

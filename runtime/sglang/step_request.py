@@ -113,7 +113,7 @@ def logits_fields(
     """The logits fields of a request for ``most`` tokens after ``path`` tokens; ``custom``: its
     other custom parameters, to which the start of the output is added for our plug-in."""
     params = sampling.logits
-    if not params.asked():
+    if not params.active():
         return {}
     return {
         "top_k": params.top_k if params.top_k > 0 else -1,

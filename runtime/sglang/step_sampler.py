@@ -58,7 +58,7 @@ class StepSampler(PolicySampler[SearchSession, Replica]):
         requests = await self.sample(search, branches, sampling, at_once)
         search.fresh = {request.path for request in requests if request.finish is not Finish.END}
         steps = self._finish(search, requests)
-        self.gates.drawn(search.tree, branches, steps)
+        self.gates.record(search.tree, branches, steps)
         return steps
 
     async def _wait_for_room(self, search: SearchSession, branches: Sequence[Branch]) -> int:
@@ -230,7 +230,7 @@ class StepSampler(PolicySampler[SearchSession, Replica]):
         if chain:
             following = take_chain(request, answer)
             drawn_tokens = len(answer["meta_info"]["output_token_logprobs"])
-            self._chain_lengths.saw(drawn_tokens)
+            self._chain_lengths.record(drawn_tokens)
         else:
             drawn_tokens = request.take(answer)
             child = next_in_chain(request) if replica.chains else None

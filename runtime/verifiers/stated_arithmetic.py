@@ -89,13 +89,13 @@ class Unreadable(Exception):
 
 def verify(batch: Sequence[Mapping[str, Any]]) -> list[float]:
     """1.0 or 0.0 for the last of each path's ``steps``: 0.0 if an equation in it is wrong."""
-    return [0.0 if states_a_wrong_one(path["steps"][-1]) else 1.0 for path in batch]
+    return [0.0 if has_wrong_equation(path["steps"][-1]) else 1.0 for path in batch]
 
 
 verify.pure = True  # pyright: ignore[reportFunctionMemberAccess]
 
 
-def states_a_wrong_one(text: str) -> bool:
+def has_wrong_equation(text: str) -> bool:
     """Whether one of the equations in a step's text is wrong."""
     for sides in _equations(_tokens(_without_markup(text))):
         for left, right in pairwise(sides):

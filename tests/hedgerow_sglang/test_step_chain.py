@@ -75,7 +75,7 @@ def test_steps_end_where_the_engine_cuts_them(
     step_chain, step, step_tokens = StepChain(tuple(range(40)), most, ends.name), 0, []
     for place, token in enumerate(tokens):
         step_tokens.append(token)
-        if table.ended(step_tokens) or len(step_tokens) == most:
+        if table.matches(step_tokens) or len(step_tokens) == most:
             step, step_tokens = step + 1, []
         assert step_chain.follow(tokens[: place + 1], ends) == step
 

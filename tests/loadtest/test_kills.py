@@ -17,7 +17,7 @@ from loadtest.hostile.completions_stub import CompletionsStub
 from loadtest.hostile.killed_servers import RealVictim
 from loadtest.hostile.sglang_stub import MortalStub
 from loadtest.hostile.toxics import TOO_MANY, Proxy, listening
-from loadtest.kills import CALM, FAULTY, KILLS, Ended, Searches, compared, held
+from loadtest.kills import CALM, FAULTY, KILLS, SearchEnd, Searches, compared, held
 from loadtest.on_sglang import policy_server
 from loadtest.searches import unlike_items
 from models.bundled import SPRIG_FOLDER
@@ -29,8 +29,8 @@ from tests.search.scripted_engine import ScriptedEngine
 
 def test_a_row_by_hand() -> None:
     """Of four one is the same, one has another digest, one has other steps, one an error."""
-    calm = {n: Ended("", "a", "1") for n in range(4)}
-    faulty = calm | {1: Ended("", "a", "2"), 2: Ended("", "b", "3"), 3: Ended("gone")}
+    calm = {n: SearchEnd("", "a", "1") for n in range(4)}
+    faulty = calm | {1: SearchEnd("", "a", "2"), 2: SearchEnd("", "b", "3"), 3: SearchEnd("gone")}
     row = compared(faulty, calm)
     assert row == {"answered": 3, "errors": ["gone"], "wrong": 1, "other_digests": 2}
     passing = {"searches": 4, "answered": 4, "wrong": 0, "left": 0}
@@ -42,11 +42,11 @@ def test_a_row_by_hand() -> None:
 def test_what_has_ended_is_kept(tmp_path: Path) -> None:
     """Results are stored by phase and number, kills beside them; another run resumes there."""
     first = Searches(tmp_path / "kept.jsonl", "vllm", unlike_items("game24", 3))
-    first._kept.put(first._name(CALM, 1), Ended("", "a", "1", 2.0))
+    first._kept.put(first._name(CALM, 1), SearchEnd("", "a", "1", 2.0))
     first._killed.put(KILLS, 2)
     again = Searches(tmp_path / "kept.jsonl", "vllm", unlike_items("game24", 5))
-    assert again.ended(CALM) == {1: Ended("", "a", "1", 2.0)}
-    assert again.ended(FAULTY) == {}
+    assert again.ends(CALM) == {1: SearchEnd("", "a", "1", 2.0)}
+    assert again.ends(FAULTY) == {}
     assert again.kills == 2
 
 
@@ -73,7 +73,7 @@ async def test_kills_under_searches_of_which_one_fails(monkeypatch: pytest.Monke
     searches, restarts = Searches(None, "none", unlike_items("game24", 6)), []
 
     async def restart() -> None:
-        restarts.append(len(searches.ended(FAULTY)))
+        restarts.append(len(searches.ends(FAULTY)))
 
     await searches.undisturbed(ScriptedEngine())
     await searches.under_kills(Failing(), 3, restart)
@@ -108,7 +108,7 @@ async def test_a_killed_server_runs_again(tmp_path: Path) -> None:
             await victim.start()
         assert first.poll() == -9
         assert server.process is not None
-        assert server.ended is None
+        assert server.exit_status is None
     finally:
         server.stop()
 

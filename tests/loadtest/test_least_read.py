@@ -11,12 +11,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from loadtest.least_read import (
-    Begun,
     Draw,
-    Drawn,
-    Over,
     Path,
-    Served,
+    RequestDraw,
+    RequestEnd,
+    RequestEvent,
+    RequestStart,
     draws_of,
     least_read_again,
     one_by_one,
@@ -53,28 +53,40 @@ def test_what_two_searches_have_in_common_is_there_once() -> None:
 def test_what_is_at_work_at_once_is_held_at_once() -> None:
     """Two requests hold 3 tokens each; then an earlier path of 3 is continued. In turn they leave
     it room in a pool of 6; at once they fill the pool."""
-    before = [Begun(0, (1, 1)), Drawn(0, (3,)), Over(0)]
+    before = [RequestStart(0, (1, 1)), RequestDraw(0, (3,)), RequestEnd(0)]
     together = [
-        Begun(1, (2, 2)),
-        Begun(2, (4, 4)),
-        Drawn(1, (5,)),
-        Drawn(2, (6,)),
-        Over(1),
-        Over(2),
+        RequestStart(1, (2, 2)),
+        RequestStart(2, (4, 4)),
+        RequestDraw(1, (5,)),
+        RequestDraw(2, (6,)),
+        RequestEnd(1),
+        RequestEnd(2),
     ]
-    after = [Begun(3, (1, 1, 3))]
+    after = [RequestStart(3, (1, 1, 3))]
     assert least_read_again([*before, *together, *after], 9) == 0
     assert least_read_again([*before, *together, *after], 8) == 1
     assert least_read_again([*before, *together, *after], 6) == 3
-    in_turn = [Begun(1, (2, 2)), Drawn(1, (5,)), Over(1), Begun(2, (4, 4)), Drawn(2, (6,)), Over(2)]
+    in_turn = [
+        RequestStart(1, (2, 2)),
+        RequestDraw(1, (5,)),
+        RequestEnd(1),
+        RequestStart(2, (4, 4)),
+        RequestDraw(2, (6,)),
+        RequestEnd(2),
+    ]
     assert least_read_again([*before, *in_turn, *after], 6) == 0
 
 
 def test_what_is_read_once_for_many_counts_once() -> None:
     """A prefix that was evicted and is read for three draws of a round at once counts as read
     once."""
-    events: list[Served] = [Begun(0, (1, 2, 3, 4)), Over(0), Begun(1, (5, 5, 5)), Over(1)]
-    events += [Begun(turn, (1, 2, 3, 4)) for turn in (2, 3, 4)]
+    events: list[RequestEvent] = [
+        RequestStart(0, (1, 2, 3, 4)),
+        RequestEnd(0),
+        RequestStart(1, (5, 5, 5)),
+        RequestEnd(1),
+    ]
+    events += [RequestStart(turn, (1, 2, 3, 4)) for turn in (2, 3, 4)]
     assert least_read_again(events, 4) == 3
     assert least_read_again(events, 7) == 0
 
@@ -83,19 +95,19 @@ def test_what_is_read_once_for_many_counts_once() -> None:
 class Trace:
     """A server's possible history; ``twice``: a token was drawn that had been read or drawn."""
 
-    events: list[Served] = field(default_factory=list)
+    events: list[RequestEvent] = field(default_factory=list)
     history: set[Path] = field(default_factory=set)
     at_work: dict[int, Path] = field(default_factory=dict)
     finished: list[Path] = field(default_factory=list)
     twice: bool = False
 
     def begin(self, request: int, prefix: Path) -> None:
-        self.events.append(Begun(request, prefix))
+        self.events.append(RequestStart(request, prefix))
         self.history.update(heads(prefix))
         self.at_work[request] = prefix
 
     def draw(self, request: int, tokens: Path) -> None:
-        self.events.append(Drawn(request, tokens))
+        self.events.append(RequestDraw(request, tokens))
         path = self.at_work[request] + tokens
         fresh = heads(path) - heads(self.at_work[request])
         self.twice |= bool(fresh & self.history)
@@ -103,7 +115,7 @@ class Trace:
         self.at_work[request] = path
 
     def end(self, request: int) -> None:
-        self.events.append(Over(request))
+        self.events.append(RequestEnd(request))
         self.finished.append(self.at_work.pop(request))
 
 
@@ -143,16 +155,16 @@ def without(cached: frozenset[Path], needed: frozenset[Path], pool: int) -> Iter
     return choices
 
 
-def by_trying(events: list[Served], pool: int) -> int:
+def by_trying(events: list[RequestEvent], pool: int) -> int:
     """The fewest tokens read again over every possible order of eviction."""
     states: dict[tuple[frozenset, frozenset], int] = {(frozenset(), frozenset()): 0}
     at_work: dict[int, Path] = {}
     for event in events:
-        if isinstance(event, Over):
+        if isinstance(event, RequestEnd):
             del at_work[event.request]
             continue
         prefix_tokens: set[Path] = set()
-        if isinstance(event, Begun):
+        if isinstance(event, RequestStart):
             at_work[event.request] = event.prefix
             prefix_tokens = heads(event.prefix)
         else:
@@ -201,17 +213,17 @@ def test_the_order_of_age_reads_no_less(trace: Trace, pool: int) -> None:
     assert least_read_again(trace.events, pool) <= by_age(trace.events, pool)
 
 
-def by_age(events: list[Served], pool: int) -> int:
+def by_age(events: list[RequestEvent], pool: int) -> int:
     """The number of tokens that lru reads again in a pool of ``pool`` tokens."""
     last_use: dict[Path, int] = {}
     history: set[Path] = set()
     at_work: dict[int, Path] = {}
     again = 0
     for turn, event in enumerate(events):
-        if isinstance(event, Over):
+        if isinstance(event, RequestEnd):
             del at_work[event.request]
             continue
-        if isinstance(event, Begun):
+        if isinstance(event, RequestStart):
             at_work[event.request] = event.prefix
             again += len((heads(event.prefix) & history) - last_use.keys())
         else:

@@ -9,7 +9,7 @@ import pytest
 from loadtest.hostile.killed_servers import StreamEnd
 from loadtest.hostile.killed_starts import killed_starts
 from loadtest.hostile.sglang_stub import items
-from loadtest.sglang_lost import COLUMNS, held, servers_row, told
+from loadtest.sglang_lost import COLUMNS, held, loss_counts, servers_row
 from runtime.supervisor import LINUX
 
 
@@ -29,7 +29,7 @@ def test_a_row_by_hand() -> None:
     failed, partial = StreamEnd(3), StreamEnd(4, cut=True)
     failed.hear("error", {"error": {"code": "engine_unavailable"}})
     ends = [ending(0, 1, 2), ending(1, 1, 2, digest="e", reward=0.5001), ending(2, 1, 3)]
-    row = told([*ends, failed, partial], calm, 1.0)
+    row = loss_counts([*ends, failed, partial], calm, 1.0)
     assert (row["searches"], row["lost"], row["cut"]) == (5, 1, 1)
     assert (row["different"], row["other_digests"]) == (1, 1)
     assert (row["rewards"], row["turned"], row["most_apart"]) == (2, 1, 1e-4)

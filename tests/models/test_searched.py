@@ -11,7 +11,7 @@ from models.train.batches import load_tokenizer
 from models.train.checkpoint import load_model
 from models.train.network import logits_at
 from models.train.rows import scored_row, sign_ids
-from models.train.searched import Grown, Path, Searcher, TreeRounds, telling
+from models.train.searched import GrownTree, Path, Searcher, TreeRounds, telling
 from models.train.tree_data import FOOLED, OTHERS
 
 TOKENIZER = load_tokenizer()
@@ -22,7 +22,7 @@ WIDTH = 6
 
 
 @pytest.fixture(scope="module")
-def trees() -> list[Grown]:
+def trees() -> list[GrownTree]:
     """Trees for two questions, grown with the bundled models."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(searched, "WIDTH", WIDTH)
@@ -31,7 +31,7 @@ def trees() -> list[Grown]:
         return searcher.trees(load_model("prm"), GAME, questions, random.Random(1))
 
 
-def test_a_tree_ends_in_as_many_replies_as_it_is_wide(trees: list[Grown]) -> None:
+def test_a_tree_ends_in_as_many_replies_as_it_is_wide(trees: list[GrownTree]) -> None:
     """A node without a child is a leaf too; every leaf has a reward."""
     for tree in trees:
         assert tree.frontier == []
@@ -41,7 +41,7 @@ def test_a_tree_ends_in_as_many_replies_as_it_is_wide(trees: list[Grown]) -> Non
         assert all(0.0 <= leaf.reward <= 1.0 for leaf in tree.leaves)
 
 
-def test_rewards_are_the_reward_models(trees: list[Grown]) -> None:
+def test_rewards_are_the_reward_models(trees: list[GrownTree]) -> None:
     """Paths of many lengths have the same rewards in a batch as alone."""
     prm, signs = load_model("prm"), torch.tensor(sign_ids(TOKENIZER))
     for leaf in trees[0].leaves[:4]:

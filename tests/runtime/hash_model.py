@@ -109,7 +109,7 @@ def naive_step(branch: Branch, sampling: Sampling) -> Step:
             np.array([len(path)]),
             sampling.temperature,
             sampling.top_p,
-            processed={0: draw} if sampling.logits.asked() else {},
+            processed={0: draw} if sampling.logits.active() else {},
         )
         tokens.append(int(draws.tokens[0]))
         logprobs.append(float(draws.logprobs[0]))

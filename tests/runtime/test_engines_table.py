@@ -19,7 +19,7 @@ from runtime.embedded.options import EngineOptions
 from runtime.openai.openai_engine import OpenaiEngine
 from runtime.openai.openai_options import OpenaiOptions, ServedModel
 from runtime.openai.reward_requests import reward_request
-from runtime.reward_format import REWARD_FORMATS, format_read_here, reward_format
+from runtime.reward_format import REWARD_FORMATS, local_reward_format, reward_format
 from runtime.servers import text_embedder
 from runtime.sglang.sglang_engine import SglangEngine
 from runtime.sglang.sglang_options import SglangOptions
@@ -118,7 +118,7 @@ def test_reward_formats(name: str) -> None:
     if form.by_score_route:
         assert refused == {"embedded": True, "sglang": True, "openai": False}
         with pytest.raises(ValueError, match="--engine openai alone"):
-            format_read_here(name)
+            local_reward_format(name)
         return
     mean = form.reads == "mean"
     assert refused == {"embedded": False, "sglang": mean, "openai": mean}

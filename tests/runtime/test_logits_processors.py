@@ -140,7 +140,7 @@ def test_greedy_is_the_highest_after_the_penalties() -> None:
 
 def test_neutral_values_ask_for_nothing() -> None:
     """Only values that are not neutral are listed by ``asked``."""
-    assert LogitsParams(top_k=-1).asked() == LogitsParams().asked() == ()
+    assert LogitsParams(top_k=-1).active() == LogitsParams().active() == ()
     params = LogitsParams(top_k=2, min_p=0.1, logit_bias=((1, 1.0),), min_tokens=1)
-    assert params.asked() == ("top_k", "min_p", "logit_bias", "min_tokens")
-    assert replace(params, presence_penalty=-1.0).asked()[-1] == "presence_penalty"
+    assert params.active() == ("top_k", "min_p", "logit_bias", "min_tokens")
+    assert replace(params, presence_penalty=-1.0).active()[-1] == "presence_penalty"

@@ -15,7 +15,7 @@ from runtime.reward_format import (
     REWARD_FORMATS,
     RewardFormat,
     fill_template,
-    format_read_here,
+    local_reward_format,
     reward_format,
 )
 from runtime.reward_reader import (
@@ -274,7 +274,7 @@ def test_unknown_formats_are_refused_with_what_there_is() -> None:
     """The error names the field, the value and the formats."""
     with pytest.raises(ValueError, match="reward_format: 'oracle'; one of math-shepherd, "):
         reward_format("oracle")
-    assert format_read_here("rlhflow") is reward_format("rlhflow")
+    assert local_reward_format("rlhflow") is reward_format("rlhflow")
     assert not reward_format("none").needs_model
     assert not reward_format("generative").needs_model
     assert all(name == form.name for name, form in REWARD_FORMATS.items())

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.json_schemas import SchemaRefused, must_compile
-from runtime.schema_size import MOST_OF_PATTERNS, patterns_size, written_out
+from runtime.schema_size import MOST_OF_PATTERNS, patterns_size, unrolled_size
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ from runtime.schema_size import MOST_OF_PATTERNS, patterns_size, written_out
 )
 def test_by_hand(pattern: str, size: int) -> None:
     """Escapes and classes are one each; a repeat counts as often as it may be there."""
-    assert written_out(pattern) == size
+    assert unrolled_size(pattern) == size
 
 
 Pattern = tuple[str, int]
@@ -58,7 +58,7 @@ patterns = st.recursive(
 def test_repeats_multiply(sized_pattern: Pattern) -> None:
     """A pattern's size is multiplied by its repeats, for any nesting."""
     pattern, size = sized_pattern
-    assert written_out(pattern) == size
+    assert unrolled_size(pattern) == size
     assert (
         patterns_size({"anyOf": [{"pattern": pattern}, {"patternProperties": {pattern: {}}}]})
         == 2 * size
@@ -68,7 +68,7 @@ def test_repeats_multiply(sized_pattern: Pattern) -> None:
 @given(st.text(alphabet="()[]{}\\^$|*+?,a1", max_size=30))
 def test_nonsense_has_a_size(pattern: str) -> None:
     """Any string has a size; invalid patterns are refused elsewhere."""
-    assert written_out(pattern) >= 0
+    assert unrolled_size(pattern) >= 0
 
 
 @pytest.mark.promise(

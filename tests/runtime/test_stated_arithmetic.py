@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from models.tasks import TASKS
-from runtime.verifiers.stated_arithmetic import states_a_wrong_one, verify
+from runtime.verifiers.stated_arithmetic import has_wrong_equation, verify
 
 RIGHT = [
     "30 - 6 = 24",
@@ -80,19 +80,19 @@ UNSAID = [
 @pytest.mark.parametrize("step", RIGHT)
 def test_what_is_right(step: str) -> None:
     """Right equations in the forms that models write: prose, lists, money, LaTeX."""
-    assert not states_a_wrong_one(step)
+    assert not has_wrong_equation(step)
 
 
 @pytest.mark.parametrize("step", WRONG)
 def test_what_is_wrong(step: str) -> None:
     """Wrong equations in the same forms; every ``=`` is checked."""
-    assert states_a_wrong_one(step)
+    assert has_wrong_equation(step)
 
 
 @pytest.mark.parametrize("step", UNSAID)
 def test_what_it_does_not_judge(step: str) -> None:
     """Text without arithmetic, or that may mean something else, is not judged."""
-    assert not states_a_wrong_one(step)
+    assert not has_wrong_equation(step)
 
 
 def test_the_last_step_of_each_path_is_judged() -> None:
@@ -111,7 +111,7 @@ def test_nothing_is_wrong_with_right_solutions(task: str) -> None:
     rng = random.Random(7)
     for question in TASKS[task].questions("train", limit=40):
         steps = TASKS[task].solve(question, rng)
-        assert not any(map(states_a_wrong_one, steps))
+        assert not any(map(has_wrong_equation, steps))
 
 
 leaves = st.one_of(
@@ -141,9 +141,9 @@ def test_equality_is_exact(expression: tuple[str, Fraction], error: Fraction) ->
     """The exact value is right and any other one, of no more digits than are checked, is wrong."""
     text, value = expression
     wrong = value + error
-    assert not states_a_wrong_one(f"{text} = {value.numerator} / {value.denominator}")
-    assert states_a_wrong_one(f"{text} = {wrong.numerator} / {wrong.denominator}")
-    assert states_a_wrong_one(f"So: {wrong.numerator}/{wrong.denominator} = {text}, we know")
+    assert not has_wrong_equation(f"{text} = {value.numerator} / {value.denominator}")
+    assert has_wrong_equation(f"{text} = {wrong.numerator} / {wrong.denominator}")
+    assert has_wrong_equation(f"So: {wrong.numerator}/{wrong.denominator} = {text}, we know")
 
 
 @given(st.text(st.sampled_from("0123456789.,:+-*/^x=()[]{}\\$% \nabfrctext√−×") | st.characters()))
@@ -178,4 +178,4 @@ def test_any_text_has_a_verdict(text: str) -> None:
 )
 def test_monstrous_steps_are_left_alone(text: str) -> None:
     """Huge numbers, powers and nestings are not computed, so no step takes long."""
-    assert not states_a_wrong_one(text)
+    assert not has_wrong_equation(text)

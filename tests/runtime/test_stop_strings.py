@@ -25,7 +25,7 @@ def test_a_stop_is_found_with_the_token_that_completes_it(
         text = before + pieces[tokens[count - 1]]
         ends = range(len(before) + 1, len(text) + 1)
         expected = any(text[:end].endswith(stop.encode()) for end in ends for stop in stops)
-        assert finder.ended(tokens[:count]) == expected
+        assert finder.matches(tokens[:count]) == expected
 
 
 def test_long_stops_cost_what_their_length_costs() -> None:
@@ -52,8 +52,8 @@ def test_the_tables_used_last_are_kept() -> None:
         tables.of((f"{number}",))
         assert tables.size <= 10
     assert tables.of(("a",)) is not first
-    assert first.ended([1, 0])
-    assert tables.of(("a" * 50,)).ended([0] * 50)
+    assert first.matches([1, 0])
+    assert tables.of(("a" * 50,)).matches([0] * 50)
     assert tables.size > 10
-    assert tables.of(("a",)).ended([0])
+    assert tables.of(("a",)).matches([0])
     assert tables.size == 3

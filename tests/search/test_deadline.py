@@ -20,9 +20,9 @@ def same(first: str, second: str) -> bool:
 def test_seconds_left_to_a_deadline() -> None:
     """2.5 s are left before it, none after it, plus the grace given; None without a deadline."""
     before, after = deadline(10.0, at=12.5), deadline(13.0, at=12.5)
-    assert (before.left(), before.left(0.5)) == (2.5, 3.0)
-    assert (after.left(), after.left(0.5)) == (0.0, 0.5)
-    assert deadline(10.0, at=None).left(0.5) is None
+    assert (before.remaining(), before.remaining(0.5)) == (2.5, 3.0)
+    assert (after.remaining(), after.remaining(0.5)) == (0.0, 0.5)
+    assert deadline(10.0, at=None).remaining(0.5) is None
 
 
 def test_closing_takes_little_longer_than_the_deadline() -> None:
@@ -53,13 +53,13 @@ def test_from_its_deadline_on_a_search_is_too_late() -> None:
 def test_answers_are_compared_until_the_search_is_closed() -> None:
     """Comparing raises TooLate once closing is over; without a deadline it is not wrapped."""
     closed = 12.5 + CLOSING_SECONDS
-    compare = deadline(12.5, at=12.5).heed(same)
+    compare = deadline(12.5, at=12.5).bound(same)
     assert compare is not None
     assert compare("Yes", "yes")
     assert not compare("Yes", "no")
-    late = deadline(closed, at=12.5).heed(same)
+    late = deadline(closed, at=12.5).bound(same)
     assert late is not None
     with pytest.raises(TooLate):
         late("Yes", "yes")
-    assert deadline(99.0, at=None).heed(same) is same
-    assert deadline(10.0, at=12.5).heed(None) is None
+    assert deadline(99.0, at=None).bound(same) is same
+    assert deadline(10.0, at=12.5).bound(None) is None

@@ -11,7 +11,7 @@ import pytest
 from openai import AsyncOpenAI
 from pydantic import BaseModel
 
-from server.reply_schema import AskedSchema
+from server.reply_schema import RequestedSchema
 from server.service import create_service
 from server.settings import Settings
 from tests.search.scripted_engine import ScriptedEngine
@@ -181,7 +181,7 @@ async def test_an_engine_that_cannot_is_named(
 async def test_a_schema_is_compiled_beside_the_event_loop() -> None:
     """A large schema compiles in a thread; a waiter that gives up does not let others overtake it,
     and a compiled schema is cached."""
-    wide = AskedSchema("guided_json", {"properties": {f"p{i}": {} for i in range(1500)}})
+    wide = RequestedSchema("guided_json", {"properties": {f"p{i}": {} for i in range(1500)}})
     service, turns = create_service(Settings(), ScriptedEngine(), PlainText()), 0
     compiling = asyncio.ensure_future(service.grammar(wide))
     while not compiling.done():
@@ -192,4 +192,4 @@ async def test_a_schema_is_compiled_beside_the_event_loop() -> None:
     abandoned = asyncio.ensure_future(service.grammar(wide))
     await asyncio.sleep(0)
     abandoned.cancel()
-    assert await service.grammar(AskedSchema("guided_json", {"type": "object"})) == ANY
+    assert await service.grammar(RequestedSchema("guided_json", {"type": "object"})) == ANY

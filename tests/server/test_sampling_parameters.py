@@ -78,7 +78,7 @@ async def test_neutral_values_change_nothing(
     assert (await answer_to(http, CHAT, body(**fields, **NOTHING)))["choices"] == (
         await answer_to(http, CHAT, body(**fields))
     )["choices"]
-    assert engine.samplings[-1].logits.asked() == NEUTRAL.asked()
+    assert engine.samplings[-1].logits.active() == NEUTRAL.active()
 
 
 async def test_a_thinking_budget_caps_a_trajectory(http: httpx2.AsyncClient) -> None:

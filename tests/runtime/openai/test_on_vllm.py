@@ -138,13 +138,13 @@ PARAMETERS = (
     "Sampling parameters on vLLM act on whole trajectories: greedy and top-k or min-p steps equal "
     "the embedded engine's."
 )
-@pytest.mark.parametrize("params", PARAMETERS, ids=lambda params: " ".join(params.asked()))
+@pytest.mark.parametrize("params", PARAMETERS, ids=lambda params: " ".join(params.active()))
 async def test_sampling_parameters_are_the_embedded_engines(
     engine: OpenaiEngine, params: LogitsParams
 ) -> None:
     """Greedy steps are equal under each parameter, sampled ones under ``top_k`` and ``min_p``."""
-    assert set(params.asked()) <= set(engine.capabilities.logits_params)
-    heat = 2.0 if {*params.asked()} <= {"top_k", "min_p"} else 0.0
+    assert set(params.active()) <= set(engine.capabilities.logits_params)
+    heat = 2.0 if {*params.active()} <= {"top_k", "min_p"} else 0.0
     sampling = replace(GREEDY, temperature=heat, logits=params, prompt_tokens=len(PROMPT))
     async with closing(
         await EmbeddedEngine.start(EngineOptions(str(POLICY), threads=1))

@@ -13,7 +13,7 @@ from loadtest.hostile.completions_stub import CompletionsStub
 from loadtest.hostile.sglang_stub import MortalStub
 from runtime.openai.openai_engine import OpenaiEngine
 from runtime.openai.openai_options import OpenaiOptions, ServedModel
-from runtime.reward_format import format_read_here
+from runtime.reward_format import local_reward_format
 from runtime.text import Text
 from search.engine import Capabilities, Trajectory
 from search.tree import round_reward
@@ -109,7 +109,7 @@ async def test_a_server_without_rewards_is_refused() -> None:
 def test_no_other_engine_asks_another_hedgerow() -> None:
     """Other engines refuse the format "score" by name; the openai engine needs a server for it."""
     with pytest.raises(ValueError, match="'score': asks another Hedgerow"):
-        format_read_here("score")
+        local_reward_format("score")
     with pytest.raises(ValueError, match="reward_urls: none; reward_format 'score' needs a server"):
         OpenaiOptions(policy=ServedModel(POLICY, ("http://x",)), reward_format="score")
 

@@ -78,7 +78,7 @@ class SharedServers:
             await asyncio.to_thread(by_name[name].stop)
         servers = [by_name[name] for name in names]
         for server in servers:
-            if server.process is None or server.ended is not None:
+            if server.process is None or server.exit_status is not None:
                 await asyncio.to_thread(server.stop)
                 server.start()
         await asyncio.gather(*(server.ready(START_SECONDS) for server in servers))

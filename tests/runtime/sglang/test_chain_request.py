@@ -135,7 +135,7 @@ def test_how_much_is_asked_for_at_once() -> None:
     lengths = ChainLengths()
     assert lengths.most == 256
     for tokens in (100, 100, 400):
-        lengths.saw(tokens)
+        lengths.record(tokens)
     assert lengths.most == 600
 
 

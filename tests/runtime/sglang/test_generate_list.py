@@ -164,7 +164,7 @@ async def test_a_list_is_stopped_by_one_request() -> None:
 
     replica = Listening("http://127.0.0.1:9", ServerTimes(1, 1, 1, 1))
     with search.request_list(replica, [0, 7, 0, 7, 0]) as rids, search.request(replica) as alone:
-        search.answered(rids[0])
+        search.forget(rids[0])
         await search.stop()
     assert stopped == [rids[1], rids[2], alone]
     assert rids[4].startswith(rids[2])

@@ -39,7 +39,7 @@ async def test_the_oldest_search_goes_first() -> None:
     await gate.enter("old", 200)
     young = asyncio.create_task(gate.enter("young", 200))
     assert await waits(young)
-    gate.drawn("old", [branch(tuple(range(90)), 8)] * 2, [(91, 92), (91, 93)])
+    gate.record("old", [branch(tuple(range(90)), 8)] * 2, [(91, 92), (91, 93)])
     assert not await waits(young)
     await gate.enter("old", 200)
     young = asyncio.create_task(gate.enter("young", 200))
@@ -67,7 +67,7 @@ async def test_a_search_that_gives_up_waiting_is_forgotten() -> None:
     young.cancel()
     await asyncio.gather(young, return_exceptions=True)
     gate.leave("young")
-    gate.drawn("old", [branch(tuple(range(199)), 8)], [(1,)])
+    gate.record("old", [branch(tuple(range(199)), 8)], [(1,)])
     assert not await waits(last)
 
 
@@ -78,7 +78,7 @@ def test_a_round_needs_its_paths_and_its_steps() -> None:
     gate = pool(300)
     branches = [branch((1, 2), 256), branch((1, 2), 8), branch((1, 3, 4), 8)]
     assert gate.need(branches) == 4 + 64 + 8 + 8
-    gate.drawn("any", branches[:2], [(5,) * 12, (5,) * 13])
+    gate.record("any", branches[:2], [(5,) * 12, (5,) * 13])
     assert gate.need(branches) == 4 + 13 + 8 + 8
 
 
@@ -93,7 +93,7 @@ def test_what_is_asked_for_at_once() -> None:
     for capacity, most in ((300, 12), (0, 32), (3000, 32)):
         gate = pool(capacity)
         assert gate.tokens_at_once(branches) == 32
-        gate.drawn("any", branches[:2], [(5,) * 12] * 2)
+        gate.record("any", branches[:2], [(5,) * 12] * 2)
         assert gate.tokens_at_once(branches) == most
 
 
@@ -108,7 +108,7 @@ async def test_a_search_stands_at_one_gate() -> None:
     await gates.of(there, "mover").enter("mover", 300)
     assert not await waits(stays)
     steps = [Step((1,), "a", Finish.STEP, 0.0, 0.0)]
-    gates.drawn("mover", [branch((1, 2), 8)], steps)
-    gates.drawn("nobody", [branch((1, 2), 8)], steps)
+    gates.record("mover", [branch((1, 2), 8)], steps)
+    gates.record("nobody", [branch((1, 2), 8)], steps)
     gates.leave("mover")
     gates.leave("nobody")

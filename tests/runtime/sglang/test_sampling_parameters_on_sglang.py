@@ -55,7 +55,7 @@ async def reply(engine: Engine, params: LogitsParams, piece: int) -> str:
     return (await complete(completion, engine, f"{params}/{piece}", lambda text: None)).text
 
 
-@pytest.mark.parametrize("params", PARAMETERS, ids=lambda params: "+".join(params.asked()))
+@pytest.mark.parametrize("params", PARAMETERS, ids=lambda params: "+".join(params.active()))
 async def test_a_reply_is_the_embedded_engines(
     engines: tuple[Engine, SglangEngine], params: LogitsParams
 ) -> None:

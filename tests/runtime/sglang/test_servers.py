@@ -23,7 +23,7 @@ from runtime.sglang.launched_server import LaunchedServer
 from runtime.sglang.round_gate import RoundGate
 from runtime.sglang.sglang_engine import SglangEngine
 from runtime.verified_engine import VerifiedEngine, start_verifier
-from runtime.verifiers.stated_arithmetic import states_a_wrong_one
+from runtime.verifiers.stated_arithmetic import has_wrong_equation
 from runtime.verifiers.verifier import VerifierOptions
 from search.engine import (
     Branch,
@@ -362,14 +362,14 @@ async def test_a_verifier_judges_what_servers_draw(engine: SglangEngine) -> None
         paths = [Trajectory(i + 1, (ids,), (text,)) for i, (ids, text) in enumerate(pairs)]
         model_rewards = await engine.score("elm", prompt, QUESTIONS[0], paths)
         rewards = await checked.score("oak", prompt, QUESTIONS[0], paths)
-        factors = [0.0 if states_a_wrong_one(text) else 1.0 for _, text in pairs]
+        factors = [0.0 if has_wrong_equation(text) else 1.0 for _, text in pairs]
         assert factors[-1] == rewards[-1] == 0.0 < model_rewards[-1]
         assert 1.0 in factors
         products = [reward * factor for reward, factor in zip(model_rewards, factors, strict=True)]
         assert rewards == pytest.approx(products, abs=2e-4)
         outcome = await grow(checked, QUESTIONS[1])
         assert all(
-            node.reward == 0.0 for node in outcome.tree.nodes[1:] if states_a_wrong_one(node.text)
+            node.reward == 0.0 for node in outcome.tree.nodes[1:] if has_wrong_equation(node.text)
         )
         usage = await checked.usage()
         assert usage.totals.verifier_calls == 1 + outcome.stats.rounds

@@ -78,7 +78,7 @@ def options(
 async def alive(server: LaunchedServer) -> bool:
     """Whether the server's process runs and it still generates."""
     async with httpx.AsyncClient(base_url=server.url, timeout=120.0, trust_env=False) as client:
-        return server.ended is None and (await client.get("/health_generate")).is_success
+        return server.exit_status is None and (await client.get("/health_generate")).is_success
 
 
 CASES_OF_WRONG = {
