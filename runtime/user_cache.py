@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import shutil
 import tempfile
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from stat import S_IWGRP, S_IWOTH
+
+log = logging.getLogger(__name__)
 
 
 def user_cache() -> Path:
-    """``$XDG_CACHE_HOME/hedgerow`` or ``~/.cache/hedgerow``, made if need be, owned by the user.
-    If there can be none, a temporary folder that is removed when this process ends."""
+    """``$XDG_CACHE_HOME/hedgerow`` or ``~/.cache/hedgerow``, made if need be.
+
+    What lies there is executed, so the user must own it and nobody else may write to it. If there
+    is no such folder, a temporary one that is removed when this process ends.
+    """
     home = os.environ.get("XDG_CACHE_HOME")
     with suppress(OSError, RuntimeError):  # nowhere to write, or no home
         folder = (Path(home) if home else Path.home() / ".cache") / "hedgerow"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if os.access(folder, os.W_OK) and folder.stat().st_uid == os.getuid():
+        status = folder.stat()
+        own = status.st_uid == os.getuid() and not status.st_mode & (S_IWGRP | S_IWOTH)
+        if own and os.access(folder, os.W_OK):
             return folder
     return _temporary_folder()
 
@@ -26,5 +35,9 @@ def user_cache() -> Path:
 @cache
 def _temporary_folder() -> Path:
     folder = tempfile.mkdtemp(prefix="hedgerow-")
+    log.warning(
+        "no cache folder that this user owns and nobody else can write to: compiled functions and "
+        "converted checkpoints are made anew at every start"
+    )
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return Path(folder)
