@@ -44,15 +44,6 @@ SIBLINGS_OF = ("game24", "countdown", "blocksworld")
 JUDGED_NUMBER = re.compile(r"The number is (10|[1-9])\b")
 
 
-def interval(right: int, count: int) -> list[float]:
-    """Wilson's 95 % interval of a share."""
-    z, share = 1.96, right / count
-    centre = share + z * z / (2 * count)
-    spread = z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
-    scale = 1 + z * z / count
-    return [round((centre - spread) / scale, 4), round((centre + spread) / scale, 4)]
-
-
 def share_above(ones: list[float], others: list[float]) -> float:
     """The share of pairs in which the first is larger; a tie is half a pair."""
     pairs = [(a > b) + (a == b) / 2 for a in ones for b in others]
@@ -60,7 +51,7 @@ def share_above(ones: list[float], others: list[float]) -> float:
 
 
 def mean_interval(shares: list[float]) -> list[float]:
-    """The normal 95 % interval of a mean over independent states."""
+    """The normal 95 % interval of a mean over independent states or questions."""
     spread = 1.96 * float(np.std(shares)) / math.sqrt(len(shares))
     mean = float(np.mean(shares))
     return [round(max(0.0, mean - spread), 4), round(min(1.0, mean + spread), 4)]
@@ -73,6 +64,7 @@ class MeasuredSplit:
         self.tokenizer: PreTrainedTokenizerBase = load_tokenizer()
         self.split: Split = split
         self.limit, self.each = limit, each
+        self._sampled: dict[str, list[Labelled]] = {}
 
     @cached_property
     def policy(self) -> LlamaForCausalLM:
@@ -84,10 +76,15 @@ class MeasuredSplit:
         """A sampler of the policy."""
         return Sampler(self.policy)
 
-    @cached_property
-    def samples(self) -> dict[str, list[Labelled]]:
-        """Labelled samples by task."""
-        return {name: self._sample(task) for name, task in TASKS.items()}
+    def samples(self) -> Iterator[tuple[str, list[Labelled]]]:
+        """Each task and its labelled samples: all its questions once, then all of them again.
+
+        They are drawn when they are first asked for, a task at a time.
+        """
+        for name, task in TASKS.items():
+            if name not in self._sampled:
+                self._sampled[name] = self._sample(task)
+            yield name, self._sampled[name]
 
     def _sample(self, task: Task) -> list[Labelled]:
         questions = task.questions(self.split, self.limit) * self.each
@@ -97,16 +94,19 @@ class MeasuredSplit:
         return [label(self.tokenizer, task, question, reply) for question, reply in pairs]
 
     def accuracy(self) -> Iterator[dict]:
-        """Single-sample accuracy at temperature 1, and the first faults of the wrong samples."""
-        for name, rows in self.samples.items():
-            right = sum(row.labels[-1] for row in rows)
+        """Single-sample accuracy at temperature 1, and the first faults of the wrong samples.
+
+        Samples of one question correlate, so the interval is over questions.
+        """
+        for name, rows in self.samples():
+            right = np.reshape([row.labels[-1] for row in rows], (self.each, -1))
             faults = [sum(row.labels) for row in rows if not row.labels[-1]]
             yield {
                 "measure": "accuracy",
                 "task": name,
                 "samples": len(rows),
-                "value": round(right / len(rows), 4),
-                "ci95": interval(right, len(rows)),
+                "value": round(float(right.mean()), 4),
+                "ci95": mean_interval(right.mean(0).tolist()),
                 "mean_tokens": round(sum(len(flat(r.steps)) for r in rows) / len(rows), 1),
                 "first_fault_at": np.bincount(faults, minlength=1).tolist() if faults else [],
             }
@@ -115,7 +115,7 @@ class MeasuredSplit:
         """AUC of the steps' rewards: over all steps, and up to each reply's first fault."""
         model = load_model("prm")
         signs = torch.tensor(sign_ids(self.tokenizer))
-        for name, rows in self.samples.items():
+        for name, rows in self.samples():
             all_steps, decisive_steps = ([], []), ([], [])
             for row, scores in self._scores(model, signs, rows):
                 stop = row.labels.index(False) + 1 if False in row.labels else len(row.labels)
@@ -185,7 +185,7 @@ class MeasuredSplit:
     def judge(self) -> Iterator[dict]:
         """How the judge's number (mean of three votes) correlates with a prefix being right."""
         rng = random.Random(SEED)
-        for name, rows in self.samples.items():
+        for name, rows in self.samples():
             prompts, truths = [], []
             for row in rows:
                 cut = rng.randint(1, len(row.steps))
@@ -221,7 +221,7 @@ class MeasuredSplit:
         policy's own samples.
         """
         draft, generator = load_model("draft"), torch.Generator().manual_seed(SEED)
-        for name, rows in self.samples.items():
+        for name, rows in self.samples():
             coupled, greedy = [], []
             for target, proposal in self._pairs(rows, draft):
                 noise = -torch.empty_like(target).exponential_(generator=generator).log()
