@@ -1,5 +1,6 @@
 """The folder of compiled functions: the user's own, or a temporary one."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -22,19 +23,28 @@ def test_it_is_made_for_the_user_alone(folder: Path) -> None:
     assert folder.stat().st_mode & 0o777 == 0o700
 
 
-@pytest.mark.parametrize("mode", [0o770, 0o702])
+@pytest.mark.parametrize(("mode", "group"), [(0o702, 0), (0o770, 1)])
 def test_a_folder_that_others_can_write_to_is_not_used(
-    folder: Path, mode: int, caplog: pytest.LogCaptureFixture
+    folder: Path,
+    mode: int,
+    group: int,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What lies there is executed; a temporary folder takes its place, with one warning."""
     folder.mkdir()
     folder.chmod(mode)
+    monkeypatch.setattr(os, "getgid", lambda: folder.stat().st_gid + group)
     assert user_cache() == user_cache() != folder
     assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
-def test_a_folder_that_others_can_read_is_used(folder: Path) -> None:
-    """Reading harms nothing."""
+@pytest.mark.parametrize("mode", [0o755, 0o2770])
+def test_a_folder_of_the_user_and_group_is_used(
+    folder: Path, mode: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others may read it; the user's own group may write, as on a volume with ``fsGroup``."""
     folder.mkdir()
-    folder.chmod(0o755)
+    folder.chmod(mode)
+    monkeypatch.setattr(os, "getgid", lambda: folder.stat().st_gid)
     assert user_cache() == folder
