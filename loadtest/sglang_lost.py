@@ -93,9 +93,8 @@ async def servers_row(stub: bool, searches: int, kills: tuple[int, int]) -> dict
         while not killing.done():  # searches until all kills are done, however quick they are
             streams += await streamed(served.url, range(AT_ONCE), AT_ONCE)
         await killing
-    return {"row": "servers", "kills": sum(kills)} | loss_counts(
-        streams, calm, time.monotonic() - start
-    )
+    seconds = time.monotonic() - start
+    return {"row": "servers", "kills": sum(kills)} | loss_counts(streams, calm, seconds)
 
 
 def loss_counts(
