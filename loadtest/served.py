@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import math
 import os
@@ -35,8 +36,11 @@ class Served:
     ) -> None:
         """``args``: of the command; ``settings``: by name; ``on_line`` gets each line of its log.
 
-        Raises RuntimeError if the server does not start.
+        Raises RuntimeError if the server does not start. From now on SIGTERM, unless it is handled
+        already, raises SystemExit in this program, so that the server ends with it.
         """
+        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
         environment = {f"HEDGEROW_{name.upper()}": str(value) for name, value in settings.items()}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "cli", "serve", "--port", "0", *args],
@@ -44,19 +48,9 @@ class Served:
             text=True,
             env=os.environ | environment,
         )
-        assert self.process.stderr is not None
-        lines = []
-        for line in self.process.stderr:
-            lines.append(line)
-            if on_line is not None:
-                on_line(line)
-            match = re.search(r"ready: serving \S+ on (http://[^\s\"]+)", line)
-            if match is not None:
-                self.url = match[1]
-                break
-        else:
-            raise RuntimeError("the server did not start:\n" + "".join(lines))
-        self._reader = Thread(target=self._read, args=(on_line,))  # else the pipe fills up
+        atexit.register(self.process.kill)
+        self.url = self._ready_url(on_line)
+        self._reader = Thread(target=self._read, args=(on_line,), daemon=True)  # or the pipe fills
         self._reader.start()
 
     def __enter__(self) -> Self:
@@ -69,7 +63,20 @@ class Served:
         """Stop it and wait until it has ended, with all requests that are under way."""
         self.process.send_signal(signal.SIGTERM)
         self.process.wait(STOP_SECONDS)
+        atexit.unregister(self.process.kill)
         self._reader.join()
+
+    def _ready_url(self, on_line: Callable[[str], object] | None) -> str:
+        assert self.process.stderr is not None
+        lines = []
+        for line in self.process.stderr:
+            lines.append(line)
+            if on_line is not None:
+                on_line(line)
+            match = re.search(r"ready: serving \S+ on (http://[^\s\"]+)", line)
+            if match is not None:
+                return match[1]
+        raise RuntimeError("the server did not start:\n" + "".join(lines))
 
     def _read(self, on_line: Callable[[str], object] | None) -> None:
         assert self.process.stderr is not None

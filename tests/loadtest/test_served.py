@@ -1,10 +1,23 @@
-"""Reading a server's metrics, and quantiles."""
+"""A server that ends with its benchmark; reading its metrics; quantiles."""
 
 from __future__ import annotations
+
+import signal
+import subprocess
+import sys
 
 import pytest
 
 from loadtest.served import quantile, values
+
+SERVES_AND_WAITS = """
+import signal
+from loadtest.served import Served
+
+with Served(on_line=lambda line: print(line, end="", flush=True)):
+    print("waits", flush=True)
+    signal.pause()
+"""
 
 TEXT = "\n".join(
     f'hedgerow_kv_tokens{{model="{model}",served="sprig",state="{state}"}} {value}'
@@ -37,3 +50,17 @@ def test_a_quantile_is_one_of_the_numbers() -> None:
     ordered = [float(number) for number in range(100)]
     assert [quantile(ordered, share) for share in (0.5, 0.99, 1.0)] == [50.0, 99.0, 99.0]
     assert quantile([], 0.5) == 0.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", ["", "waits"])
+def test_the_server_ends_with_a_benchmark_that_is_terminated(moment: str) -> None:
+    """By SIGTERM, from the server's first line on and once it is ready."""
+    benchmark = subprocess.Popen(
+        [sys.executable, "-c", SERVES_AND_WAITS], stdout=subprocess.PIPE, text=True
+    )
+    assert benchmark.stdout is not None
+    next(line for line in benchmark.stdout if moment in line)
+    benchmark.send_signal(signal.SIGTERM)
+    benchmark.communicate(timeout=60)  # until the server, too, has closed its output
+    assert benchmark.returncode == 128 + signal.SIGTERM
