@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from search.context_limit import needs_rewards
 from search.engine import Capabilities, EngineError
 from search.outcome_rewards import outcome_refusal
-from search.policies.policy import EmbeddingPolicy
+from search.policies.policy import EmbeddingPolicy, Scores
 from search.policies.registry import POLICIES
+from search.reward_needs import needed_scores
 from search.spec import PolicyName, SearchSpec, VoteName
 from search.vote import vote_name
 from server.reward_settings import judged
@@ -69,7 +69,7 @@ def possible(
 
 
 def _refusal(spec: SearchSpec, settings: Settings, able: Capabilities) -> str | None:
-    if needs_rewards(spec) and not judged(settings, able):
+    if needed_scores(spec) is not Scores.NONE and not judged(settings, able):
         return "it needs rewards, and there is neither a reward model nor a verifier"
     if able.outcome and (refusal := outcome_refusal(spec)) is not None:
         return refusal[1]

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 from cli.intervals import Z95
 from search.policies.policy import Scores
-from search.policies.registry import POLICIES
+from search.reward_needs import needed_scores
 from search.spec import SearchSpec
-from search.vote import VOTE_SCORES, vote_name
+from search.vote import vote_name
 
 FIRST_QUESTIONS = 8
 LEAST_QUESTIONS = 4
@@ -54,8 +54,7 @@ def tree_key(spec: SearchSpec) -> str:
 
     The key has the vote if no steps are scored or the vote may end the search (``consensus``).
     """
-    scores = max(POLICIES[spec.policy](spec).scores, VOTE_SCORES[vote_name(spec)])
-    vote_matters = scores is Scores.NONE or spec.consensus is not None
+    vote_matters = needed_scores(spec) is Scores.NONE or spec.consensus is not None
     distinct = spec.model_copy(update={"vote": vote_name(spec) if vote_matters else None})
     return distinct.model_dump_json(exclude_none=True)
 

@@ -209,7 +209,8 @@ class SearchCache(RadixCache):
         return freed
 
     def _turn(self, leaf: Any, readers: Mapping[Block, int] | None = None) -> tuple[Any, ...]:
-        """A leaf's place in the eviction order, lowest first."""
+        """A leaf's place in the eviction order, lowest first: UNHELD, HELD or NEXT, then its rank.
+        ``readers``: which of the waiting requests will read a block."""
         blocks = self._held.holders(leaf)
         if not blocks:
             return UNHELD, leaf.last_access_time

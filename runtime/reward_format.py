@@ -41,12 +41,13 @@ class RewardFormat(BaseModel):
     against ``bad``, each a token's text or its id; ``mean`` the sigmoid of the mean of the whole
     vocabulary's logits; ``value`` the sigmoid of a scalar head on the final hidden state over
     ``scale``; ``classes`` the softmax of a head with several outputs, of which number ``label`` is
-    taken; ``head`` names the head's linear layers in the checkpoint, first to last, a ReLU between
-    two. ``logprob`` reads no reward model: exp of the policy's mean log-probability a token.
-    ``judge`` asks the policy for ``votes`` verdicts on ``template``, each of up to
-    ``verdict_tokens`` tokens; the first group of the last match of ``pattern`` is the number N, and
-    the reward the mean of (N - ``lowest``) / (``highest`` - ``lowest``). A verdict without such a
-    number within the range is left out; where none is left the reward is ``unparsed``.
+    taken, counting from 0; ``head`` names the head's linear layers in the checkpoint, first to
+    last, a ReLU between two. ``logprob`` reads no reward model: exp of the policy's mean
+    log-probability a token. ``judge`` asks the policy for ``votes`` verdicts on ``template``, each
+    of up to ``verdict_tokens`` tokens; the first group of the last match of ``pattern`` is the
+    number N, and the reward the mean of (N - ``lowest``) / (``highest`` - ``lowest``). A verdict
+    without such a number within the range is left out; where none is left the reward is
+    ``unparsed``.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)

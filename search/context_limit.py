@@ -4,19 +4,8 @@ from __future__ import annotations
 
 from search.engine import Capabilities
 from search.policies.policy import Scores
-from search.policies.registry import POLICIES
+from search.reward_needs import needed_scores
 from search.spec import SearchSpec
-from search.vote import VOTE_SCORES, vote_name
-
-
-def policy_needs_rewards(spec: SearchSpec) -> bool:
-    """Whether the policy itself compares rewards."""
-    return POLICIES[spec.policy](spec).scores is not Scores.NONE
-
-
-def needs_rewards(spec: SearchSpec) -> bool:
-    """Whether a search by this spec needs rewards, for its policy or for its vote."""
-    return policy_needs_rewards(spec) or VOTE_SCORES[vote_name(spec)] is not Scores.NONE
 
 
 def context_for(spec: SearchSpec, engine: Capabilities) -> int:
@@ -24,7 +13,7 @@ def context_for(spec: SearchSpec, engine: Capabilities) -> int:
 
     It depends on the spec and the model alone, so the tree does too.
     """
-    if not needs_rewards(spec):
+    if needed_scores(spec) is Scores.NONE:
         return engine.context_tokens
     fixed, per_step = engine.score_tokens
     room = scored_context(engine) - fixed - spec.max_depth * per_step

@@ -34,12 +34,13 @@ from search.policies.policy import (
 )
 from search.policies.registry import POLICIES, returns_to_root
 from search.problem import Problem
+from search.reward_needs import reward_needs
 from search.spec import SearchSpec, StopReason
 from search.stats import KvEvents, LogicalKV, Tally
 from search.stop import Deadline, TooLate, budget_met, consensus_met, why_done
 from search.tree import ROOT, Node, Tree, tree_digest
 from search.tree_builder import PendingNode, TreeBuilder
-from search.vote import VOTE_SCORES, AnswerClasses, cut_short, hold_vote, vote_name
+from search.vote import AnswerClasses, cut_short, hold_vote, vote_name
 
 T = TypeVar("T")
 
@@ -127,7 +128,7 @@ def _policy(
     policy = policy_of(spec)
     if isinstance(policy, EmbeddingPolicy):
         policy = policy.suited_to(capabilities.embeds)
-    scores = max(policy.scores, VOTE_SCORES[vote_name(spec)])
+    scores = max({**reward_needs(spec), "policy": policy.scores}.values())
     if scores is not Scores.NONE and not capabilities.scores:
         need = f"policy {spec.policy} with vote {vote_name(spec)} needs one"
         raise RewardMissing(f"engine {capabilities.engine} has no reward model; {need}")

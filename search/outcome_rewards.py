@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from search.policies.policy import Scores
 from search.policies.registry import POLICIES
+from search.reward_needs import needy_field
 from search.spec import PolicyName, SearchSpec
 from search.vote import VOTE_SCORES, vote_name
 
@@ -22,16 +23,15 @@ def outcome_policies() -> list[PolicyName]:
 
 def outcome_refusal(spec: SearchSpec) -> tuple[str, str] | None:
     """The field of a spec that needs rewards of single steps, and why it is refused; else None."""
-    if POLICIES[spec.policy](spec).scores is Scores.ALL:
-        return "policy", _why(spec.policy, outcome_policies())
-    if VOTE_SCORES[vote_name(spec)] is Scores.ALL:
-        votes = [name for name, scores in VOTE_SCORES.items() if scores is not Scores.ALL]
-        return "vote", _why(vote_name(spec), votes)
-    return None
-
-
-def _why(value: str, allowed: list[PolicyName] | list[str]) -> str:
-    return (
+    needy = needy_field(spec, Scores.ALL)
+    if needy is None:
+        return None
+    votes = [name for name, scores in VOTE_SCORES.items() if scores is not Scores.ALL]
+    value, allowed = {
+        "policy": (spec.policy, outcome_policies()),
+        "vote": (vote_name(spec), votes),
+    }[needy]
+    return needy, (
         f"{value!r} needs a reward for each step, and the reward model scores finished replies "
         f"alone; one of {', '.join(allowed)} is needed"
     )

@@ -326,9 +326,9 @@ def _format(settings: Settings) -> str:
 
 def _must_run_on_servers(settings: Settings) -> None:
     """Raises SettingsError for settings that only the embedded engine supports."""
-    if settings.kv_policy == "full":
-        policies = " or ".join(("lru", *BACKENDS))
-        raise SettingsError(f"{PREFIX}KV_POLICY = 'full': servers evict; {policies} is needed")
+    if settings.kv_policy not in (policies := ("lru", *BACKENDS)):
+        allowed = " or ".join(policies)
+        raise SettingsError(f"{PREFIX}KV_POLICY = {settings.kv_policy!r}: servers have {allowed}")
     if settings.embedder == "hidden":
         raise SettingsError(
             f"{PREFIX}EMBEDDER = 'hidden': servers give no hidden states away; "

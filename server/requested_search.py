@@ -7,9 +7,10 @@ import secrets
 from collections.abc import Callable, Mapping
 from typing import Any, get_args
 
-from search.context_limit import needs_rewards, policy_needs_rewards
 from search.engine import Capabilities, LogitsParams
 from search.outcome_rewards import OUTCOME_POLICY, outcome_policies, outcome_refusal
+from search.policies.policy import Scores
+from search.reward_needs import needy_field
 from search.spec import AUTO_POLICY, PolicyName, RequestedSearch, SearchSpec
 from search.vote import CONFIDENCES
 from server.api_errors import ApiError, bad_value, echo, unsupported
@@ -74,10 +75,10 @@ def settle(
     if able.outcome and "policy" not in spec.model_fields_set:
         spec = spec.model_copy(update={"policy": OUTCOME_POLICY})
     spec = apply_limits(spec, key, seed=seed, trajectory_tokens=limit)
-    if needs_rewards(spec) and not able.scores:
-        name = "policy" if policy_needs_rewards(spec) else "vote"
+    needy = needy_field(spec, Scores.FINISHED)
+    if needy is not None and not able.scores:
         rule = "this server has no reward model; self_consistency with vote majority needs none"
-        raise bad_value(f"search.{name}", rule)
+        raise bad_value(f"search.{needy}", rule)
     if able.outcome and (refusal := outcome_refusal(spec)) is not None:
         raise bad_value(f"search.{refusal[0]}", refusal[1])
     if spec.vote in CONFIDENCES and not able.step_logprobs:

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from runtime.profiles import PROFILES, Profile
 from runtime.text import Text
-from search.context_limit import needs_rewards
 from search.engine import Capabilities, Engine
 from search.outcome_rewards import outcome_refusal
+from search.policies.policy import Scores
+from search.reward_needs import needy_field
 from server.admission import Admission
 from server.api_keys import ApiKeys
 from server.kept_searches import SearchStore
@@ -255,8 +256,9 @@ def tuned_searches(settings: Settings, able: Capabilities) -> TunedSearches | No
 
 def _refusal(tuned: TunedSearch, able: Capabilities) -> tuple[str, str] | None:
     """The field of a search that the engine does not support and why; None if it supports all."""
-    if needs_rewards(tuned.search) and not able.scores:
-        return "policy", f"{tuned.search.policy!r} and its vote need a reward model; there is none"
+    needy = needy_field(tuned.search, Scores.FINISHED)
+    if needy is not None and not able.scores:
+        return needy, "it needs a reward model; there is none"
     return outcome_refusal(tuned.search) if able.outcome else None
 
 

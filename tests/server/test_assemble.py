@@ -12,7 +12,14 @@ from kvpolicy.value import UNFITTED
 from models.bundled import SPRIG_FOLDER
 from runtime.accounting import no_flops
 from runtime.embedders.endpoint import EndpointOptions
-from server.assemble import engine_options, model_flops, running
+from server.assemble import (
+    engine_options,
+    model_flops,
+    openai_options,
+    running,
+    server_options,
+    sglang_options,
+)
 from server.settings import SettingsError, load_settings
 
 ENDPOINT = {
@@ -33,6 +40,21 @@ async def test_an_embedder_without_what_it_needs_is_refused(embedder: str, missi
     with pytest.raises(SettingsError, match=f"{missing} is not set"):
         async with running(settings):
             pass
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "allowed"),
+    [
+        ("HEDGEROW_KV_POLICY", "full", "servers have lru or arborkv"),
+        ("HEDGEROW_EMBEDDER", "hidden", "lexical, encoder or endpoint"),
+    ],
+)
+def test_what_servers_lack_is_refused(name: str, value: str, allowed: str) -> None:
+    """The error names the setting, its value and what servers have instead."""
+    settings = load_settings({name: value})
+    for options_of in (sglang_options, openai_options, server_options):
+        with pytest.raises(SettingsError, match=f"{name} = '{value}': .*{allowed}"):
+            options_of(settings)
 
 
 def test_the_embedders_settings_reach_the_engine() -> None:

@@ -183,7 +183,7 @@ async def test_other_models_are_named_once(
 @pytest.mark.parametrize(
     ("engine", "message"),
     [
-        ({"scores": False}, r"auto.search.policy: 'dora' and its vote need a reward model"),
+        ({"scores": False}, r"auto.search.policy: it needs a reward model"),
         ({"outcome": True}, r"auto.search.policy: 'dora' needs a reward for each step"),
     ],
 )
