@@ -160,7 +160,7 @@ class EngineSeries(Collector):
         up = {(model,): up for model, up in self._up.items()}
         what = "1 when the engine answered this scrape."
         yield _family(GaugeMetricFamily, "engine_up", what, ("served",), up)
-        for kind, name, what, labels, values in READINGS:
+        for kind, name, what, labels, values in ENGINE_SERIES:
             series = {
                 (model, *key): value
                 for model, usage in self._reports.items()
@@ -216,7 +216,7 @@ def _branches(usage: Usage) -> Values:
 
 Family = type[GaugeMetricFamily] | type[CounterMetricFamily]
 
-READINGS: list[tuple[Family, str, str, tuple[str, ...], Callable[[Usage], Values]]] = [
+ENGINE_SERIES: list[tuple[Family, str, str, tuple[str, ...], Callable[[Usage], Values]]] = [
     (GaugeMetricFamily, "kv_tokens", "KV held, in tokens.", ("model", "state"), _tokens),
     (GaugeMetricFamily, "kv_capacity_tokens", "Room for KV, in tokens.", ("model",), _room),
     (GaugeMetricFamily, "kv_peak_tokens", "Most active KV since the start.", ("model",), _peak),

@@ -25,7 +25,7 @@ _NOWHERE = np.iinfo(np.int64).max
 _HIDDEN = torch.finfo(torch.float32).min
 
 
-class HeldPath(NamedTuple):
+class PartialPath(NamedTuple):
     """What is held of a path: absolute positions (n,), rising, and their keys and values (layers,
     2, heads, n, head_dim)."""
 
@@ -41,7 +41,7 @@ class PathCache(DynamicCache):
     ``logits`` (paths, vocab) follow the last one.
     """
 
-    def __init__(self, paths: Sequence[HeldPath]) -> None:
+    def __init__(self, paths: Sequence[PartialPath]) -> None:
         longest = max(len(path.places) for path in paths)
         gaps = [(longest - len(path.places), path) for path in paths]
         filled = [np.pad(path.places, (gap, 0), constant_values=_NOWHERE) for gap, path in gaps]
@@ -78,7 +78,7 @@ class PathReader:
         self.text = Text(checkpoint)
         config = ModelConfig.from_checkpoint(checkpoint)
         empty = torch.empty(config.layers, 2, config.kv_heads, 0, config.head_dim)
-        self.nothing = HeldPath(np.arange(0), empty)
+        self.nothing = PartialPath(np.arange(0), empty)
         self._window = config.sliding_window or _NOWHERE
         self._slice = middle_layer(config.layers) - 1
         self._model = AutoModelForCausalLM.from_pretrained(

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from kvpolicy.eviction_order import Ints
 from kvpolicy.value import Floats
-from loadtest.token_eviction.path_cache import HeldPath
+from loadtest.token_eviction.path_cache import PartialPath
 from search.tree import ROOT
 
 
@@ -89,11 +89,11 @@ class TokenCache:
             name = self.blocks[name].parent
         return {name: self.blocks[name] for name in reversed(names)}
 
-    def path(self, leaf: int) -> HeldPath:
+    def path(self, leaf: int) -> PartialPath:
         """What is held from the prompt to a block's end."""
         chain = self.chain(leaf).values()
         places = np.concatenate([block.start + block.there for block in chain])
-        return HeldPath(places, torch.cat([block.kv for block in chain], -2))
+        return PartialPath(places, torch.cat([block.kv for block in chain], -2))
 
     def add(self, node: int, block: CachedBlock) -> bool:
         """Add a step that has ended; False if there is an equal block, which the node then shares.

@@ -18,7 +18,7 @@ import torch
 from kvpolicy.eviction_order import Infeasible
 from kvpolicy.token_allocation import Floors
 from kvpolicy.value import confidence
-from loadtest.token_eviction.path_cache import HeldPath, PathCache, PathReader
+from loadtest.token_eviction.path_cache import PartialPath, PathCache, PathReader
 from loadtest.token_eviction.token_cache import CachedBlock, TokenCache
 from loadtest.token_eviction.token_eviction_policies import policy_for
 from runtime.embedded.sampler import sample
@@ -176,7 +176,7 @@ class TokenEvictionEngine(EngineWrapper):
         again = np.setdiff1d(np.arange(last + 1), path.places)
         rows = np.union1d(again, [last]) if self.policy.rehydrates else np.array([last])
         indices = np.flatnonzero(~np.isin(path.places, rows))
-        cache = PathCache([HeldPath(path.places[indices], path.kv[..., indices, :])])
+        cache = PathCache([PartialPath(path.places[indices], path.kv[..., indices, :])])
         tokens = np.concatenate([block.tokens for block in chain.values()])
         self._reader.read(cache, tokens[rows][None], rows[None])
         new = cache.kv_read(0)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from kvpolicy.eviction_order import Ints
-from loadtest.token_eviction.path_cache import HeldPath, PathCache
+from loadtest.token_eviction.path_cache import PartialPath, PathCache
 from tests.runtime.hash_model import Letters, _logits, _mix
 
 
@@ -24,7 +24,7 @@ class HashReader:
     def __init__(self, see: Callable[[Ints, int], None] = lambda *_: None) -> None:
         self.see = see
         self.text = Letters()
-        self.nothing = HeldPath(np.arange(0), torch.empty(1, 2, 1, 0, 1, dtype=torch.int64))
+        self.nothing = PartialPath(np.arange(0), torch.empty(1, 2, 1, 0, 1, dtype=torch.int64))
 
     def read(self, cache: PathCache, tokens: Ints, positions: Ints) -> None:
         """Add to the cache the rows' hashes, each of the key before it, logits and attention."""

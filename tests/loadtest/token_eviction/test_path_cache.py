@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from loadtest.token_eviction.path_cache import HeldPath, PathCache, PathReader
+from loadtest.token_eviction.path_cache import PartialPath, PathCache, PathReader
 from runtime.embedded.model.config import middle_layer
 from tests.runtime.tiny_models import make_checkpoint
 
@@ -24,7 +24,7 @@ def checkpoint(request, tmp_path_factory) -> Path:
     return make_checkpoint(tmp_path_factory.mktemp("model") / request.param, request.param)
 
 
-def read_path(reader: PathReader, path: HeldPath, at: np.ndarray) -> PathCache:
+def read_path(reader: PathReader, path: PartialPath, at: np.ndarray) -> PathCache:
     """Read the tokens at positions ``at`` on top of ``path``; returns the cache."""
     cache = PathCache([path])
     reader.read(cache, IDS[at][None], at[None])
@@ -36,7 +36,7 @@ def test_a_row_reads_what_is_there_at_its_own_position(checkpoint: Path) -> None
     so is the attention of the middle layer, which adds up to 1."""
     reader, last = PathReader(checkpoint), np.array([LENGTH - 1])
     kv = read_path(reader, reader.nothing, np.arange(LENGTH - 1)).kv_read(0)
-    ours = read_path(reader, HeldPath(KEPT[:-1], kv[..., KEPT[:-1], :]), last)
+    ours = read_path(reader, PartialPath(KEPT[:-1], kv[..., KEPT[:-1], :]), last)
     model = AutoModelForCausalLM.from_pretrained(
         checkpoint, dtype=torch.float32, attn_implementation="eager"
     )
@@ -62,7 +62,7 @@ def test_what_was_given_up_is_computed_again_from_what_is_left(checkpoint: Path)
     reader = PathReader(checkpoint)
     full = read_path(reader, reader.nothing, np.arange(LENGTH))
     kv, places = full.kv_read(0), KEPT[:-1]
-    again = read_path(reader, HeldPath(places, kv[..., places, :]), np.append(GONE, LENGTH - 1))
+    again = read_path(reader, PartialPath(places, kv[..., places, :]), np.append(GONE, LENGTH - 1))
     np.testing.assert_allclose(again.logits, full.logits, atol=1e-5)
     np.testing.assert_allclose(again.kv_read(0)[..., :-1, :], kv[..., GONE, :], atol=1e-5)
     assert again.paid.sum() == pytest.approx(len(GONE) + 1, abs=1e-5)
@@ -72,7 +72,7 @@ def test_paths_side_by_side_do_not_read_each_other(checkpoint: Path) -> None:
     """Paths of 10 and 30 tokens read two rows each; then the short one is selected alone."""
     reader = PathReader(checkpoint)
     paths = [
-        HeldPath(np.arange(n), read_path(reader, reader.nothing, np.arange(n)).kv_read(0))
+        PartialPath(np.arange(n), read_path(reader, reader.nothing, np.arange(n)).kv_read(0))
         for n in (10, 30)
     ]
     both = PathCache(paths)
