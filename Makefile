@@ -88,7 +88,7 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-release: $(READY) $(AUDIT)
+release: $(READY) audit
 	mkdir -p build
 	$(TOOLS)/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible -o build/sbom.json $(BIN)/python
 	$(TOOLS)/pip-licenses --python $(BIN)/python --format=markdown --with-urls --output-file build/licences.md

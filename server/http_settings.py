@@ -10,8 +10,10 @@ from server.setting_types import (
     DeclaredSettings,
     FrontEndName,
     Names,
+    OptionalNumber,
     OptionalPath,
     OptionalSecret,
+    OptionalText,
     setting,
 )
 
@@ -32,7 +34,7 @@ class HttpSettings(DeclaredSettings):
     log_level: Literal["debug", "info", "warning", "error"] = setting(
         "info", "minimum level of log messages"
     )
-    otlp_endpoint: str | None = setting(
+    otlp_endpoint: OptionalText = setting(
         None, "OTLP endpoint for trace spans, such as http://host:4318", pattern="^https?://"
     )
     head_seconds: float = setting(10.0, "timeout for receiving the head of a request", gt=0)
@@ -79,13 +81,13 @@ class LimitSettings(DeclaredSettings):
     max_running: int = setting(64, "maximum requests running at once", ge=1)
     max_queued: int = setting(1024, "maximum requests waiting in the queue", ge=0)
     key_running: int = setting(64, "maximum requests running at once per API key", ge=1)
-    key_queued: int | None = setting(
+    key_queued: OptionalNumber = setting(
         None,
         "maximum waiting requests per API key; none: half of max_queued, all of it without keys",
         ge=0,
     )
-    key_tokens_a_day: int | None = setting(None, "token quota per API key and UTC day", ge=1)
-    key_tokens_total: int | None = setting(
+    key_tokens_a_day: OptionalNumber = setting(None, "token quota per API key and UTC day", ge=1)
+    key_tokens_total: OptionalNumber = setting(
         None, "token quota per API key since the server started", ge=1
     )
     max_body_bytes: int = setting(2 << 20, "maximum size of a request body", ge=1024)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import SecretStr, ValidationError
+from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_settings import (
     EnvSettingsSource,
@@ -47,9 +47,11 @@ from server.setting_types import (
     OptionalCheckpoint,
     OptionalFile,
     OptionalHeaders,
+    OptionalNumber,
     OptionalPath,
     OptionalSecret,
     OptionalShares,
+    OptionalText,
     PolicyCheckpoint,
     ProfileName,
     RewardCheckpoint,
@@ -76,11 +78,11 @@ def _shipped_theta(values: dict[str, Any]) -> Path | None:
 class ModelSettings(DeclaredSettings):
     """The models and their engines. A table of ``models_file`` sets these for one more model."""
 
-    revision: str | None = setting(None, "policy model's branch, tag or commit on Hugging Face")
+    revision: OptionalText = setting(None, "policy model's branch, tag or commit on Hugging Face")
     policy_model: PolicyCheckpoint = setting(
         "sprig", "policy model: Hugging Face name, folder or bundled name", flag="--model"
     )
-    reward_revision: str | None = setting(
+    reward_revision: OptionalText = setting(
         None, "reward model's branch, tag or commit on Hugging Face"
     )
     reward_model: RewardCheckpoint = setting(
@@ -125,10 +127,10 @@ class ModelSettings(DeclaredSettings):
     reward_urls: Urls = setting(
         (), "URLs of the reward model servers", on=OTHERS_RUN, flag="--reward-url"
     )
-    policy_name: str | None = setting(
+    policy_name: OptionalText = setting(
         None, "model name on the policy servers; none: the only model they serve", on=(OPENAI,)
     )
-    reward_name: str | None = setting(
+    reward_name: OptionalText = setting(
         None, "model name on the reward servers; none: the only model they serve", on=(OPENAI,)
     )
     policy_key: OptionalSecret = setting(None, "bearer token for policy_urls", on=(OPENAI,))
@@ -268,7 +270,7 @@ class ModelSettings(DeclaredSettings):
     embedder: EmbedderName = setting(
         "lexical", "embedder that compares steps for policies ets and dora"
     )
-    embedder_layer: int | None = setting(
+    embedder_layer: OptionalNumber = setting(
         None,
         "embedder hidden: number of layers after which states are read; default: half of them",
         on=(EMBEDDED,),
@@ -277,11 +279,11 @@ class ModelSettings(DeclaredSettings):
     encoder: OptionalCheckpoint = setting(
         None, "embedder encoder: sentence encoder, a folder or Hugging Face name"
     )
-    embeddings_url: str | None = setting(
+    embeddings_url: OptionalText = setting(
         None, "embedder endpoint: full URL, usually ending in /v1/embeddings", pattern="^https?://"
     )
     embeddings_model: str = setting("default", "model name at embeddings_url")
-    embeddings_key: SecretStr | None = setting(None, "bearer token for embeddings_url")
+    embeddings_key: OptionalSecret = setting(None, "bearer token for embeddings_url")
 
 
 class Settings(LimitSettings, HttpSettings, ModelSettings):
@@ -336,15 +338,19 @@ def load_settings(environ: Mapping[str, str] | None = None, **overrides: Any) ->
     for a setting that the engine does not act on.
     """
     environ = os.environ if environ is None else environ
-    for name in environ:
-        key = name.removeprefix(PREFIX).lower()
-        if name.startswith(PREFIX) and key not in {*Settings.model_fields, API_KEY}:
-            near = difflib.get_close_matches(key, Settings.model_fields, 1)
-            hint = f"; did you mean {variable(near[0])}?" if near else ""
-            raise SettingsError(f"{variable(key)}: there is no such setting{hint}")
+    keys = [name.removeprefix(PREFIX).lower() for name in environ if name.startswith(PREFIX)]
+    unknown = [key for key in keys if key not in {*Settings.model_fields, API_KEY}]
+    if unknown:
+        raise SettingsError("\n".join(map(_unknown_line, unknown)))
     options = {name: value for name, value in overrides.items() if value is not None}
     values = _Variables(environ)() | options
     return settings_by_name({name: value for name, value in values.items() if value != AUTO})
+
+
+def _unknown_line(key: str) -> str:
+    near = difflib.get_close_matches(key, Settings.model_fields, 1)
+    hint = f"; did you mean {variable(near[0])}?" if near else ""
+    return f"{variable(key)}: there is no such setting{hint}"
 
 
 def settings_by_name(values: Mapping[str, Any], label: Callable[[str], str] = variable) -> Settings:
@@ -382,5 +388,7 @@ def _ignored(settings: Settings, name: str) -> bool:
 def _line(error: Any, label: Callable[[str], str]) -> str:
     name = ".".join(str(part) for part in error["loc"])
     message = error["msg"].removeprefix("Value error, ")
-    value = "..." if "key" in name else str(error["input"])
+    field = Settings.model_fields.get(name.partition(".")[0])
+    secret = field is not None and "SecretStr" in str(field.annotation)
+    value = "..." if secret else str(error["input"])
     return f"{label(name)} = {value!r}: {message}"

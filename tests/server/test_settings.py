@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import NoneType
+from typing import get_args
 
 import pytest
 
@@ -73,6 +75,17 @@ def test_the_environment_is_read_by_load_settings_alone(monkeypatch: pytest.Monk
     assert Settings().port == 8000
 
 
+OPTIONAL = [
+    name for name, field in Settings.model_fields.items() if NoneType in get_args(field.annotation)
+]
+
+
+@pytest.mark.parametrize("name", OPTIONAL)
+def test_none_means_no_value(name: str) -> None:
+    """For every setting that may be without a value."""
+    assert getattr(Settings.model_validate({name: "none"}), name) is None
+
+
 def test_the_default_listens_on_this_machine_only() -> None:
     """The server listens on 127.0.0.1 and port 8000 by default."""
     assert Settings().host == "127.0.0.1"
@@ -95,6 +108,9 @@ def test_the_default_listens_on_this_machine_only() -> None:
         ({"HEDGEROW_BATCH_LIMIT": "0"}, ["HEDGEROW_BATCH_LIMIT = '0'", "or equal to 1"]),
         ({"HEDGEROW_THREADS": "-1"}, ["HEDGEROW_THREADS = '-1'", "or equal to 0"]),
         ({"HEDGEROW_X": "3"}, ["HEDGEROW_X: there is no such setting"]),
+        ({"HEDGEROW_X": "3", "HEDGEROW_PROT": "1"}, ["HEDGEROW_X: ", "did you mean HEDGEROW_PORT"]),
+        ({"HEDGEROW_SERVER_HEADERS": "secret"}, ["HEDGEROW_SERVER_HEADERS = '...'"]),
+        ({"HEDGEROW_KEY_QUEUED": "-1"}, ["HEDGEROW_KEY_QUEUED = '-1'", "or equal to 0"]),
     ],
 )
 def test_a_wrong_setting_names_key_value_and_what_is_allowed(
@@ -104,6 +120,7 @@ def test_a_wrong_setting_names_key_value_and_what_is_allowed(
     with pytest.raises(SettingsError) as error:
         load_settings(environ)
     assert all(word in str(error.value) for word in words)
+    assert "secret" not in str(error.value)
 
 
 def test_a_checkpoint_is_a_bundled_name_a_folder_or_a_name_on_the_hub(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -210,3 +211,28 @@ async def test_older_searches_go_first_on_vllm_alone() -> None:
                 await servers.engine.expand(f"{vllm}-{tree}", [branch()], Sampling())
             priorities = [body.get("priority") for body in bodies]
             assert priorities == ([2, 3] if vllm else [None, None])
+
+
+async def test_a_cache_salt_goes_to_servers_that_take_more_than_openais_fields() -> None:
+    """A key's searches carry its salt; without a key, or on plain servers, none is sent."""
+    bodies: list[dict[str, Any]] = []
+
+    class Recording(CompletionsStub):
+        def _completed(self, request: dict[str, Any]) -> dict[str, Any]:
+            bodies.append(request)
+            return super()._completed(request)
+
+    async with stubs(Recording.of(TEXT)) as servers:
+        (replica,) = servers.engine._policy.replicas
+        assert replica.dialect is not None
+        for extras in (True, False):
+            replica.dialect = replace(replica.dialect, extras=extras)
+            bodies.clear()
+            for tree in ("oak", "alice/oak", "alice/elm", "bob/oak"):
+                await servers.engine.expand(f"{tree}-{extras}", [branch()], Sampling())
+            salts = [body.get("cache_salt") for body in bodies]
+            if extras:
+                assert salts[0] is None
+                assert salts[1] == salts[2] != salts[3] is not None
+            else:
+                assert salts == [None] * 4
