@@ -69,7 +69,11 @@ TaskSplit = Literal["train", "dev", "test"]
 Trees = Annotated[Path | None, typer.Option(help="Append every tree to this file, one per line.")]
 Json = Annotated[bool, typer.Option("--json", help="Print only one JSON document to stdout.")]
 Url = Annotated[
-    str | None, typer.Option(help="Use the server at this URL instead of starting an engine.")
+    str | None,
+    typer.Option(
+        help="Use the server at this URL, with the key in HEDGEROW_API_KEY if set, instead of "
+        "starting an engine."
+    ),
 ]
 Model = Annotated[
     str | None,
@@ -81,6 +85,35 @@ Model = Annotated[
 Policy = Annotated[
     str,
     typer.Option(help=f"Search policy: {', '.join((*get_args(PolicyName), AUTO_POLICY))}."),
+]
+PoliciesToTry = Annotated[
+    str | None,
+    typer.Option(
+        help="Policies, separated by commas; default: self_consistency, best_of_n, adaptive, "
+        "rebase, dora, ets, particle_filter, dvts, beam."
+    ),
+]
+VotesToTry = Annotated[
+    str | None,
+    typer.Option(
+        help="Votes, separated by commas; default: weighted_majority, majority, lineages, "
+        "best_last."
+    ),
+]
+Width = Annotated[
+    int | None,
+    typer.Option(help="Number of trajectories to finish; default: 16, or as tuned for auto."),
+]
+Widths = Annotated[
+    str | None,
+    typer.Option(help="Widths, separated by commas; default: 16, or as tuned for auto."),
+]
+GpuPeaks = Annotated[
+    tuple[float, float, float] | None,
+    typer.Option(
+        help="Plan for SGLang on a GPU: three numbers, separated by spaces: its bfloat16 TFLOP/s, "
+        "GB/s and GB."
+    ),
 ]
 SearchFields = Annotated[
     list[str] | None,

@@ -11,7 +11,7 @@ from pydantic.fields import FieldInfo
 
 from server.api_keys import ApiKeys
 from server.assemble import further_models
-from server.setting_types import EMBEDDED, EVERY_WAY, LAUNCHED, OPENAI, RUNNING
+from server.setting_types import EMBEDDED, EVERY_WAY, LAUNCHED, OPENAI, RUNNING, allowed
 from server.settings import Settings, SettingsError, declared, option, variable
 
 
@@ -59,8 +59,8 @@ def _display(value: object) -> object:
 def settings_table() -> str:
     """A Markdown table of every setting, which ``docs/settings.md`` contains."""
     lines = [
-        "| variable | option | default | description | applies to |",
-        "|---|---|---|---|---|",
+        "| variable | option | default | allowed | description | applies to |",
+        "|---|---|---|---|---|---|",
     ]
     for name, field in Settings.model_fields.items():
         ways = declared(field)["on"]
@@ -68,6 +68,7 @@ def settings_table() -> str:
             f"`{variable(name)}`",
             f"`{flag}`" if (flag := option(name)) else "",
             _default(field),
+            allowed(field),
             (field.description or "").replace("|", "\\|"),
             "" if ways == EVERY_WAY else ", ".join(f"`{way}`" for way in ways),
         )
@@ -76,10 +77,8 @@ def settings_table() -> str:
 
 
 def _default(field: FieldInfo) -> str:
-    if field.default_factory is not None:
-        return "the bundled model's"
     default = field.get_default()
-    if default is None or default == ():
+    if field.default_factory is not None or default is None or default == ():
         return ""
     if isinstance(default, bool):
         return "on" if default else "off"

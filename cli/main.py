@@ -15,8 +15,10 @@ from cli.arguments import (
     FAILED,
     WRONG_USE,
     EngineCommand,
+    GpuPeaks,
     Json,
     Model,
+    PoliciesToTry,
     Policy,
     Returns,
     SearchFields,
@@ -26,6 +28,9 @@ from cli.arguments import (
     TaskSplit,
     Trees,
     Url,
+    VotesToTry,
+    Width,
+    Widths,
     exit_on,
     fail,
     models_ready,
@@ -94,7 +99,7 @@ def solve(
     *,
     question: Annotated[str, typer.Argument(help="Question to answer.")],
     policy: Policy = "rebase",
-    width: Annotated[int | None, typer.Option(help="Number of trajectories to finish.")] = None,
+    width: Width = None,
     seed: Seed = None,
     fields: SearchFields = None,
     trees: Trees = None,
@@ -124,7 +129,7 @@ def evaluate(
     split: Annotated[TaskSplit, typer.Option(help="Split of a bundled task.")] = "test",
     limit: Annotated[int, typer.Option(min=1, help="Maximum number of questions.")] = 100,
     policy: Annotated[str, typer.Option(help="Policies, separated by commas.")] = "rebase",
-    width: Annotated[str | None, typer.Option(help="Widths, separated by commas.")] = None,
+    width: Widths = None,
     seed: Annotated[str, typer.Option(help="Random seeds, separated by commas.")] = "0",
     fields: SearchFields = None,
     at_once: Annotated[int, typer.Option(min=1, help="Concurrent questions per engine.")] = 8,
@@ -142,8 +147,9 @@ def evaluate(
     """Measure accuracy and cost of policies and widths on a task.
 
     Every seed searches the same questions; the first seed also draws them from the split of a
-    bundled task. A file has one JSON object per line with the fields problem and answer; its first
-    lines are used, whatever the seed. Seconds measure searches on their own only with --share off.
+    bundled task. A file has one JSON object per line with the fields problem (or question) and
+    answer; its first lines are used, whatever the seed. Seconds measure searches on their own only
+    with --share off.
     """
     from cli.evaluation import Evaluation, run_evaluation
 
@@ -181,9 +187,9 @@ def tune(
     task: Annotated[str | None, typer.Option(help="Bundled tasks, separated by commas.")] = None,
     split: Annotated[TaskSplit, typer.Option(help="Split of a bundled task.")] = "dev",
     limit: Annotated[int, typer.Option(min=1, help="Maximum number of questions.")] = 400,
-    policy: Annotated[str | None, typer.Option(help="Policies, separated by commas.")] = None,
+    policy: PoliciesToTry = None,
     width: Annotated[str, typer.Option(help="Widths, separated by commas.")] = "4,16,64",
-    vote: Annotated[str | None, typer.Option(help="Votes, separated by commas.")] = None,
+    vote: VotesToTry = None,
     temperature: Annotated[str, typer.Option(help="Temperatures, separated by commas.")] = "0.7,1",
     seed: Annotated[str, typer.Option(help="Random seeds, separated by commas.")] = "0",
     fields: SearchFields = None,
@@ -314,13 +320,10 @@ def plan(
     own: Annotated[
         int | None, typer.Option(min=0, help="Tokens that no other sequence has; 0: all.")
     ] = None,
-    gpu: Annotated[
-        tuple[float, float, float] | None,
-        typer.Option(help="Plan for SGLang on a GPU: its bfloat16 TFLOP/s, GB/s and GB."),
-    ] = None,
+    gpu: GpuPeaks = None,
     host: Annotated[
         float | None,
-        typer.Option("--host-bandwidth", help="Bandwidth between GPU and host memory in GB/s."),
+        typer.Option("--host-bandwidth", help="With --gpu: GB/s between GPU and host memory."),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -332,6 +335,8 @@ def plan(
     from kvpolicy.roofline import SplitLoad
     from server.gpus import Gpu
 
+    if host is not None and gpu is None:
+        fail("--host-bandwidth: --gpu is needed, too", WRONG_USE)
     settings = models_ready(settings_of(context.obj, checkpoint), tell)
     with exit_on((ValueError, OSError)):
         device = None if gpu is None else Gpu("", *gpu)

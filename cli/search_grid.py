@@ -25,7 +25,8 @@ USUAL_POLICIES: Sequence[PolicyName] = (
     "dvts",
     "beam",
 )
-"""Of policies with equal accuracy and tokens the first in this order is chosen."""
+"""Of policies with equal accuracy and tokens the first in this order is chosen. The help of
+``hedgerow tune`` names them, and USUAL_VOTES."""
 USUAL_VOTES: Sequence[VoteName] = ("weighted_majority", "majority", "lineages", "best_last")
 CHAINS: PolicyName = "self_consistency"
 """The policy without rewards: it only takes a majority vote, and one chain is a plain reply."""

@@ -175,7 +175,10 @@ def _parser() -> BenchmarkParser:
     parser.add_argument("--split", choices=("dev", "test"), help="whose questions")
     parser.add_argument("--seed", type=seeds, dest="seeds", help="by commas")
     parser.add_argument(
-        "--read", type=Path, metavar="CSV", help="searches to count, in place of any"
+        "--read",
+        type=Path,
+        metavar="CSV",
+        help="count these recorded searches instead of running any",
     )
     parser.add_argument(
         "--write", type=output_file, metavar="CSV", help="the searches, packed by gzip"

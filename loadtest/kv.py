@@ -136,7 +136,7 @@ def _parser() -> BenchmarkParser:
         "--active", action="store_true", help="no budget below what full retention reads at once"
     )
     parser.add_argument("--split", choices=get_args(Split), help="whose questions; default test")
-    parser.add_argument("--expansions", type=at_least(1), help="in place of S and L's")
+    parser.add_argument("--expansions", type=at_least(1), help="overrides configs S and L")
     parser.add_argument("--theta", type=Path, help="what arborkv values steps by")
     return parser
 

@@ -215,9 +215,9 @@ class SearchSpec(BaseModel):
         default=None,
         ge=0,
         le=16,
-        description="rebase, ets, ets_kv, dora, adaptive: maximum restarts at the root, made when "
-        "no step of a level is worth expanding; default: 2 for adaptive, 0 for the others, as in "
-        "their papers",
+        description="rebase, ets, ets_kv, dora, adaptive: give up levels without a step worth "
+        "expanding and start again at the root, which gets at most restarts + 1 times width "
+        "children; default: 2 for adaptive, 0 for the others, as in their papers",
     )
     hopeless_below: float = Field(
         default=0.3,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationInfo
+from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from models.bundled import BUNDLED_MODELS
@@ -39,6 +40,7 @@ EVERY_WAY = (EMBEDDED, LAUNCHED, RUNNING, OPENAI)
 FUNCTION = re.compile(r"[^\W\d]\w*(?:\.\w+)*:[^\W\d]\w*(?:\.\w+)*")
 HEADER = re.compile(r"[A-Za-z0-9-]+")
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+_SIGNS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 
 
 class DeclaredSettings(BaseSettings):
@@ -78,6 +80,20 @@ def setting(
     extra = {"on": on, "off": off, "flag": flag}
     kind = "default_factory" if callable(default) else "default"
     return Field(description=description, json_schema_extra=extra, **{kind: default}, **limits)
+
+
+def allowed(field: FieldInfo) -> str:
+    """The names that a setting may have, or the bounds of its number; empty for any other kind."""
+    if get_origin(field.annotation) is Literal:
+        return ", ".join(get_args(field.annotation))
+    if field.annotation is bool:
+        return "on, off"
+    bounds = (
+        (sign, getattr(rule, name, None))
+        for rule in field.metadata
+        for name, sign in _SIGNS.items()
+    )
+    return ", ".join(f"{sign} {bound}" for sign, bound in bounds if bound is not None)
 
 
 def checkpoint(name: str | Path, revision: str | None = None) -> Path:

@@ -11,9 +11,7 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
-from pydantic_settings import (
-    EnvSettingsSource,
-)
+from pydantic_settings import EnvSettingsSource
 
 from models.bundled import SPRIG_FOLDER
 from runtime.embedded.choices import (
@@ -170,8 +168,8 @@ class ModelSettings(DeclaredSettings):
     )
     engine: EngineName = setting(
         AUTO,
-        "inference engine; auto: sglang with --launch, with URLs, or on a GPU (except for bundled "
-        "models), otherwise embedded",
+        "inference engine; auto: sglang with --launch, with URLs, or on a GPU where launch_python "
+        "exists (except for bundled models), otherwise embedded",
     )
     launch_device: Literal["auto", "cuda", "cpu"] = setting(
         AUTO, "device of launched servers", on=(LAUNCHED,)
@@ -191,25 +189,32 @@ class ModelSettings(DeclaredSettings):
 
     kv_tokens: int = setting(
         65_536,
-        "KV cache capacity of the policy model in tokens, for all trees",
+        "KV cache capacity of the policy model in tokens, for all trees; with --launch on a GPU by "
+        "default what the server's memory share holds",
         on=(EMBEDDED, LAUNCHED),
         ge=64,
     )
     kv_policy: KvPolicy = setting(
-        "arborkv", "eviction policy for the policy model's KV cache", on=(EMBEDDED, LAUNCHED)
+        "arborkv",
+        "eviction policy for the policy model's KV cache; full: embedded engine only",
+        on=(EMBEDDED, LAUNCHED),
     )
     kv_theta: OptionalFile = setting(
         _shipped_theta,
-        "file written by hedgerow calibrate: weights of arborkv's signals; none: the value alone",
+        "file written by hedgerow calibrate: weights of arborkv's signals; default: the bundled "
+        "model's, if it ships one; none: the value alone",
         on=(EMBEDDED,),
     )
     prm_kv_tokens: int = setting(
-        65_536, "KV cache capacity of the reward model in tokens", on=(EMBEDDED, LAUNCHED), ge=64
+        65_536,
+        "KV cache capacity of the reward model in tokens; with --launch on a GPU as kv_tokens",
+        on=(EMBEDDED, LAUNCHED),
+        ge=64,
     )
     kv_split: KvSplitMode = setting(
         "given",
         "how KV bytes are split between the models; given: as kv_tokens and prm_kv_tokens set, "
-        "roofline: by kv_load",
+        "even: half of them each, roofline: by kv_load",
         on=(EMBEDDED,),
         off="given",
     )
@@ -268,7 +273,8 @@ class ModelSettings(DeclaredSettings):
     )
 
     embedder: EmbedderName = setting(
-        "lexical", "embedder that compares steps for policies ets and dora"
+        "lexical",
+        "embedder that compares steps for policies ets and dora; hidden: embedded engine only",
     )
     embedder_layer: OptionalNumber = setting(
         None,

@@ -19,6 +19,8 @@ class PolicyJudge(Generic[S]):
     """Has the policy judge trajectories, by a judge's template."""
 
     def __init__(self, sampler: PolicySampler[S, Any], judge: Judge) -> None:
+        self.verdicts = 0
+        """How many verdicts it gave."""
         self._sampler = sampler
         self._judge = judge
 
@@ -31,6 +33,7 @@ class PolicyJudge(Generic[S]):
         branches = [branch for t in trajectories for branch in self._votes(question, t)]
         verdicts = await self._sampler.sample(verdict_search, branches, judge.sampling)
         texts = [judge.text.decode(d.tokens, d.branch.tokens) for d in verdicts]
+        self.verdicts += len(texts)
         votes, counters = judge.form.votes, verdict_search.costs.counters
         judgements = [judge.judge(texts[i : i + votes]) for i in range(0, len(texts), votes)]
         search.costs.counters.unparsed_verdicts += sum(j.unparsed for j in judgements)

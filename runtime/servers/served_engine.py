@@ -15,6 +15,7 @@ from runtime.reward_format import RewardFormat
 from runtime.reward_reader import Paths, overhead_of
 from runtime.servers.fleet import Fleet, wait_for_all
 from runtime.servers.policy_sampler import PolicySampler
+from runtime.servers.policy_scorers import PolicyJudge
 from runtime.servers.remote_server import RemoteServer
 from runtime.servers.routing import Routing
 from runtime.servers.served_search import ServedSearch
@@ -224,6 +225,7 @@ class ServedEngine(ABC, Generic[Search, Server, Sampler]):
         searches = (search.costs.counters for search in self._searches.values())
         totals = EngineCounters.of(
             combined(Counters, (self._past, *searches)),
+            verdicts=self._scorer.verdicts if isinstance(self._scorer, PolicyJudge) else 0,
             evicted_tokens=policy.evicted,
             prm_evicted_tokens=reward.evicted,
             kv_policy_seconds=policy.evicting,

@@ -100,6 +100,13 @@ def test_what_host_memory_would_win() -> None:
     assert "host bandwidth: 0.0; more than 0 GB/s is needed" in invocation.stderr
 
 
+def test_host_memory_is_a_gpus() -> None:
+    """Without a GPU there is no bandwidth to its host memory."""
+    invocation = CliRunner().invoke(app, ["plan", "--host-bandwidth", "25"])
+    assert invocation.exit_code == 2
+    assert "--host-bandwidth: --gpu is needed, too" in invocation.stderr
+
+
 def test_beginnings_that_are_shared_leave_room_for_more() -> None:
     """If only a tenth of each sequence is its own, more sequences fit at once."""
     small = [*GPU[:-1], "0.03"]

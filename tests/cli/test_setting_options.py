@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from cli.main import app
+from server.setting_types import allowed
 from server.settings import ModelSettings, Settings, variable
 
 DOCS = Path(__file__).parents[2] / "docs" / "settings.md"
@@ -21,6 +22,22 @@ def test_the_documents_table_is_the_declaration() -> None:
     assert all(f"`{variable(name)}`" in invocation.stdout for name in Settings.model_fields)
 
 
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("kv_policy", "full, lru, arborkv"),
+        ("draft_tokens", "≥ 0, ≤ 15"),
+        ("key_queued", "≥ 0"),
+        ("head_seconds", "> 0"),
+        ("exact", "on, off"),
+        ("encoder", ""),
+    ],
+)
+def test_allowed_values_come_from_the_field(name: str, values: str) -> None:
+    """Names of a choice, bounds of a number, optional or not; nothing for other settings."""
+    assert allowed(Settings.model_fields[name]) == values
+
+
 def test_the_documents_models_are_the_catalog() -> None:
     """docs/models.md ends with the output of ``hedgerow config models``."""
     invocation = CliRunner().invoke(app, ["config", "models"])
@@ -31,7 +48,7 @@ def test_the_documents_models_are_the_catalog() -> None:
 @pytest.mark.parametrize("name", ["solve", "eval", "replay", "calibrate", "plan", "serve"])
 def test_a_command_that_starts_an_engine_takes_its_settings(name: str) -> None:
     """Choices, switches and help come from the fields; secrets are no options."""
-    help_text = CliRunner(env={"COLUMNS": "200"}).invoke(app, [name, "--help"]).stdout
+    help_text = CliRunner(env={"COLUMNS": "300"}).invoke(app, [name, "--help"]).stdout
     for words in (
         "--kv-policy",
         "full|lru|arborkv",

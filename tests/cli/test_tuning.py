@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 
 import cli.tuning_run
 from cli.main import app
-from cli.search_grid import crossed, possible
+from cli.search_grid import USUAL_POLICIES, USUAL_VOTES, crossed, possible
 from cli.successive_halving import Cell
 from cli.tuning import Rung, chosen, tokens_of
 from search.spec import SearchSpec
@@ -51,6 +51,13 @@ def test_choices_by_hand() -> None:
         "high": 8,
     }
     assert widths["auto"] == 4  # one of four behind: (1/6, error .22), two are too many (2/6, .25)
+
+
+def test_the_help_names_the_usual_policies_and_votes() -> None:
+    """The defaults of ``--policy`` and ``--vote``, in their order."""
+    help_text = CliRunner(env={"COLUMNS": "300"}).invoke(app, ["tune", "--help"]).stdout
+    for names in (USUAL_POLICIES, USUAL_VOTES):
+        assert f"default: {', '.join(names)}." in help_text
 
 
 def test_the_highest_effort_has_no_limit() -> None:

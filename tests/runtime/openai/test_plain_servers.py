@@ -15,6 +15,7 @@ from loadtest.hostile.completions_stub import CompletionsStub
 from runtime.openai.completion_server import CompletionServer
 from runtime.openai.server_dialect import EXTRAS, ids_of_text
 from runtime.openai.server_trials import dialect_of
+from runtime.reward_format import reward_format
 from runtime.servers.remote_server import ServerTimes
 from runtime.servers.server_errors import WrongServer
 from runtime.text import Text
@@ -110,6 +111,19 @@ async def test_without_log_probabilities_a_reward_model_still_judges() -> None:
         stub.without = (*stub.without, "prompt_logprobs")
         with pytest.raises(EngineError, match="tells no log-probabilities of a prompt"):
             await servers.engine.score("oak", PROMPT, QUESTION, [trajectory])
+
+
+async def test_a_judges_verdicts_are_counted() -> None:
+    """As many as trajectories times votes, whether or not they hold a number."""
+    async with stubs(CompletionsStub.of(TEXT), reward_format="generative") as servers:
+        engine = servers.engine
+        steps = await engine.expand("oak", [branch(), branch(seed=6, node=2)], Sampling())
+        paths = [Trajectory(i, (s.tokens,), (s.text,)) for i, s in enumerate(steps, 1)]
+        await engine.score("oak", PROMPT, QUESTION, paths)
+        await engine.release("oak")
+        totals = (await engine.usage()).totals
+    assert totals.verdicts == 2 * reward_format("generative").votes
+    assert totals.unparsed_verdicts <= totals.verdicts
 
 
 async def test_text_alone_without_seeds_says_both() -> None:
