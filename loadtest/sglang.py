@@ -16,9 +16,11 @@ measure is null in it.
   replay without a model (`loadtest.sglang_grid`). ``held_seconds``: for which rounds were held
   back; ``lost`` searches ended with an error, ``different`` ones have another answer or other
   steps; ``wall_vs_lru``: of all searches together over that of the stock server, ``wall_vs_free``:
-  in a pool that fits all, over that with no round held back.
+  in a pool that fits all, over that with no round held back; of ``--repeats`` pairs the median, the
+  least and the most, the counts are the first one's, but for ``lost`` and ``different``.
 
-    python -m loadtest.sglang [--quick] [--only rounds|pools|grid] [--keep FILE] [--json]
+    python -m loadtest.sglang [--quick] [--only rounds|pools|grid] [--repeats N]
+        [--keep FILE] [--json]
 """
 
 from __future__ import annotations
@@ -216,29 +218,32 @@ def notes(width: int) -> dict[str, Any]:
 
 
 async def measure(
-    python: Path, quick: bool, only: str | None = None, keep: Path | None = None
+    python: Path,
+    quick: bool,
+    only: str | None = None,
+    keep: Path | None = None,
+    repeats: int | None = None,
 ) -> list[dict[str, Any]]:
     """Measure all cells or some: one search after the other, several in small pools, by replay."""
     rows = []
     if only in (None, "rounds"):
-        rows += await rounds(Place(python), quick)
+        pairs = repeats or (1 if quick else PAIRS)
+        rows += await rounds(Place(python), quick, pairs)
     if only in (None, "pools"):
-        rows += [row(**cell) async for cell in pools(python, quick=quick)]
+        rows += [row(**cell) async for cell in pools(python, quick=quick, repeats=repeats or 1)]
     if only in (None, "grid"):
         rows += [row(**cell) for cell in await grid(python, quick=quick, keep=keep)]
     return rows
 
 
-async def rounds(place: Place, quick: bool) -> list[dict[str, Any]]:
+async def rounds(place: Place, quick: bool, pairs: int) -> list[dict[str, Any]]:
     """Measure requests and seconds of rounds, on real servers with room for all."""
     servers = place.servers()
     items = items_of(TASK, "dev", 3 if quick else 10, seed=0)
     async with started(servers), engine_on(servers[:1], servers[1:]) as engine:
         bench = Bench(engine, servers)
         cells = [
-            await against_raw(
-                bench, items, place.spec("self_consistency", 64), 1 if quick else PAIRS
-            ),
+            await against_raw(bench, items, place.spec("self_consistency", 64), pairs),
             await requests(bench, items, place.spec("rebase", 64)),
             await requests(bench, items, place.spec("ets", 64)),
         ]
@@ -253,10 +258,13 @@ def main() -> None:
         "python",
         quick="3 searches a cell, with one pair each",
         keep="file of the grid's cells, not run again",
+        repeats="pairs a question (rounds, default 3) or a cell (pools, default 1)",
     )
     parser.add_argument("--only", choices=("rounds", "pools", "grid"), help="some cells only")
     options = parser.parse_args()
-    rows = to_its_end(measure(options.python, options.quick, options.only, options.kept_in))
+    rows = to_its_end(
+        measure(options.python, options.quick, options.only, options.kept_in, options.repeats)
+    )
     publish({"rows": rows}, options.json, "SGLang", KEYS)
 
 

@@ -38,7 +38,7 @@ from loadtest.on_sglang import engine_on, started, to_its_end
 from loadtest.options import BenchmarkParser
 from loadtest.report import publish, say_row
 from loadtest.searches import Item, Method, grow_all, items_of
-from loadtest.sglang import Place, rounds
+from loadtest.sglang import PAIRS, Place, rounds
 from loadtest.sglang_pools import pools
 from loadtest.sglang_rewards import measure as score_ways
 from models.bundled import SPRIG_FOLDER
@@ -169,7 +169,7 @@ async def load(options: argparse.Namespace) -> list[dict[str, Any]]:
         models = models_of(options.shape, Path(folder))
         for overlap in OVERLAP[device]:
             place = _place(models, options, () if overlap else (NO_OVERLAP,))
-            cells = await rounds(place, options.dry_run)
+            cells = await rounds(place, options.dry_run, 1 if options.dry_run else PAIRS)
             rows += [{"shape": options.shape, "overlap": overlap} | row for row in cells]
     async for row in pools(options.python, quick=options.dry_run, device=device):
         rows.append({"shape": "sprig", "overlap": OVERLAP[device][0]} | row)

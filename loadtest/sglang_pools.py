@@ -1,10 +1,10 @@
 """Several searches at once in a small pool of a real SGLang server: as SGLang is, and as launched.
 
-A cell is grown twice, by servers of its own. ``lru``: what was used longest ago goes first,
-requests are let in as they come, no round is held back and steps are asked for whole. ``plugin``:
-as Hedgerow launches and asks. Both draw by seed, and the embedded engine scores, so that trees are
-the same up to what SGLang's arithmetic makes of a prefix that is read again. In a pool that fits
-all the plug-in runs twice, the first time with no round held back.
+A cell is grown by pairs of servers of its own, which take turns at going first. ``lru``: what was
+used longest ago is evicted first, requests are let in as they come, no round is held back and steps
+are asked for whole. ``plugin``: as Hedgerow launches and asks. Both draw by seed, and the embedded
+engine scores, so that trees are the same up to what SGLang's arithmetic makes of a prefix that is
+read again. In a pool that fits all the plug-in runs twice, once with no round held back.
 
 What the best order would have read again is known only from a replay (`loadtest.sglang_grid`).
 """
@@ -12,6 +12,7 @@ What the best order would have read again is known only from a replay (`loadtest
 from __future__ import annotations
 
 import logging
+import statistics
 import time
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -223,27 +224,32 @@ async def grow_cell(engine: CountedRounds, policy: str, searches: int) -> PoolSe
     return PoolSearches(ends, time.monotonic() - start, engine.most, engine.total)
 
 
-def measured(policy: str, pool: int, first: PoolSearches, ours: PoolSearches) -> dict[str, Any]:
-    """A cell's row; ``first``: as SGLang is, or with no round held back where all fits."""
-    pairs = list(zip(first.ends, ours.ends, strict=True))
+Pair = tuple[PoolSearches, PoolSearches]
+"""A cell as SGLang is, or with no round held back where all fits; and as Hedgerow launches it."""
+
+
+def measured(policy: str, pool: int, pairs: Sequence[Pair]) -> dict[str, Any]:
+    """A cell's row: counts of the first pair, the median wall of all, the least and the most."""
+    first, ours = pairs[0]
+    ends = [both for pair in pairs for both in zip(pair[0].ends, pair[1].ends, strict=True)]
+    walls = [pair[1].seconds / pair[0].seconds for pair in pairs]
+    wall = [statistics.median(walls), min(walls), max(walls)]
     row: dict[str, Any] = {
         "policy": policy,
         "width": spec_of(policy).width,
-        "searches": len(pairs),
+        "searches": len(ours.ends),
         "pool": pool,
         "plugin_again": ours.again,
         "drawn": ours.generated_tokens,
         "held_seconds": round(ours.held_seconds, 1),
         "requests_a_round": ours.most,
         "requests": ours.total,
-        "lost": len(pairs) - len(ours.outcomes),
-        "different": sum(
-            _reply_of(first_end) != _reply_of(our_end) for first_end, our_end in pairs
-        ),
+        "lost": sum(not isinstance(our_end, Outcome) for _, our_end in ends),
+        "different": sum(_reply_of(first_end) != _reply_of(our_end) for first_end, our_end in ends),
     }
     if pool == AMPLE_TOKENS:
-        return row | {"wall_vs_free": ours.seconds / first.seconds}
-    return row | {"lru_again": first.again, "wall_vs_lru": ours.seconds / first.seconds}
+        return row | {"wall_vs_free": wall}
+    return row | {"lru_again": first.again, "wall_vs_lru": wall}
 
 
 def _reply_of(end: Outcome | str) -> tuple[Any, ...]:
@@ -252,18 +258,21 @@ def _reply_of(end: Outcome | str) -> tuple[Any, ...]:
 
 
 async def pools(
-    python: Path, *, quick: bool, device: Device = "cpu"
+    python: Path, *, quick: bool, repeats: int = 1, device: Device = "cpu"
 ) -> AsyncIterator[dict[str, Any]]:
-    """Measure the cells; a row for each."""
+    """Measure the cells, each by ``repeats`` pairs; a row for each."""
     for policy, searches, pool in QUICK if quick else CELLS:
-        runs = []
-        for ours in (False, True):
-            evicts = ours or pool == AMPLE_TOKENS
-            async with drawing(python, device, pool, evicts=evicts, gated=ours) as engine:
-                runs.append(await grow_cell(engine, policy, searches))
-            way = "ours" if ours else "first"
-            say(
-                f"{policy} x {searches} in {pool}, {way}: {runs[-1].again} again, "
-                f"{runs[-1].seconds:.0f} s"
-            )
-        yield measured(policy, pool, *runs)
+        pairs: list[Pair] = []
+        for number in range(repeats):
+            runs: dict[bool, PoolSearches] = {}
+            for ours in (True, False) if number % 2 else (False, True):
+                evicts = ours or pool == AMPLE_TOKENS
+                async with drawing(python, device, pool, evicts=evicts, gated=ours) as engine:
+                    runs[ours] = await grow_cell(engine, policy, searches)
+                way = "ours" if ours else "first"
+                say(
+                    f"{policy} x {searches} in {pool}, {way}: {runs[ours].again} again, "
+                    f"{runs[ours].seconds:.0f} s"
+                )
+            pairs.append((runs[False], runs[True]))
+        yield measured(policy, pool, pairs)

@@ -20,13 +20,16 @@ async def test_a_row_by_hand() -> None:
     ours = PoolSearches(
         [same, replace(changed, answer="another"), "gone"], seconds=3.0, most=3, total=80
     )
-    row = measured("ets", 330, first, ours)
+    row = measured("ets", 330, [(first, ours)])
     assert (row["searches"], row["lost"], row["different"]) == (3, 1, 2)
     assert (row["lru_again"], row["plugin_again"]) == (12 + 3, 12)
     assert (row["requests_a_round"], row["requests"], row["held_seconds"]) == (3, 80, 1.5)
-    assert row["wall_vs_lru"] == 0.75
-    row = measured("ets", AMPLE_TOKENS, first, ours)
-    assert row["wall_vs_free"] == 0.75
+    assert row["wall_vs_lru"] == [0.75, 0.75, 0.75]
+    slow = replace(first, seconds=2.0), replace(ours, seconds=2.5)
+    row = measured("ets", AMPLE_TOKENS, [(first, ours), (first, ours), slow])
+    assert row["wall_vs_free"] == [0.75, 0.75, 1.25]
+    assert (row["searches"], row["lost"], row["different"]) == (3, 3, 6)
+    assert row["requests"] == 80
     assert "lru_again" not in row
 
 
