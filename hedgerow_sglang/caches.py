@@ -7,4 +7,4 @@ from collections.abc import Mapping
 from hedgerow_sglang.search_cache import SearchCache
 
 CACHES: Mapping[str, type[SearchCache]] = {"arborkv": SearchCache}
-"""By ``--kv-policy``; another order is a subclass with a ``_turn`` of its own."""
+"""By ``--kv-policy``; another order is a subclass with a ``_evict_key`` of its own."""

@@ -45,9 +45,9 @@ class SearchCache(RadixCache):
     def __init__(self, params: Any) -> None:
         self.searches = SearchRegistry()
         self._held = HeldNodes()
-        self._turns: list[tuple[tuple[Any, ...], int, Any]] = []
-        """A heap of leaves by their turn to be evicted. An entry is valid if its leaf may be
-        evicted and still has that turn; whatever makes a turn earlier must add an entry."""
+        self._evict_heap: list[tuple[tuple[Any, ...], int, Any]] = []
+        """A heap of leaves by ``_evict_key``. An entry is valid if its leaf may be evicted and
+        still has that key; whatever makes a key smaller must add an entry."""
         self.evicted_tokens = 0
         self.split_evicted_tokens = 0
         self.freed_tokens = 0
@@ -63,7 +63,7 @@ class SearchCache(RadixCache):
         super().reset()
         self.searches.clear()
         self._held.clear()
-        self._turns.clear()
+        self._evict_heap.clear()
 
     def take_note(self, note: Note) -> None:
         """Take a request's note, and free at once what it says is dead."""
@@ -170,18 +170,18 @@ class SearchCache(RadixCache):
         """Evict ``tokens`` tokens or more, in order; what waiting requests will read goes last."""
         freed, readers = 0, None
         deferred_leaves: list[tuple[tuple[Any, ...], int, Any]] = []
-        while freed < tokens and self._turns:
-            turn, _, leaf = heapq.heappop(self._turns)
+        while freed < tokens and self._evict_heap:
+            key, _, leaf = heapq.heappop(self._evict_heap)
             if leaf not in self.evictable_leaves:
                 continue
-            current_turn = self._turn(leaf)
-            if current_turn != turn:
-                heapq.heappush(self._turns, (current_turn, leaf.id, leaf))
+            current_key = self._evict_key(leaf)
+            if current_key != key:
+                heapq.heappush(self._evict_heap, (current_key, leaf.id, leaf))
                 continue
-            if turn[0] == NEXT:
+            if key[0] == NEXT:
                 readers = self.searches.readers(self._waiting()) if readers is None else readers
                 if not readers.keys().isdisjoint(self._held.holders(leaf)):
-                    deferred_leaves.append((self._turn(leaf, readers), leaf.id, leaf))
+                    deferred_leaves.append((self._evict_key(leaf, readers), leaf.id, leaf))
                     continue
             freed += self._evict_leaf(leaf, tokens - freed)
         if readers:
@@ -204,11 +204,11 @@ class SearchCache(RadixCache):
             freed += self._evict_leaf(leaf, tokens - freed)
             above = leaf.parent
             if above in self.evictable_leaves:
-                heapq.heappush(leaves, (self._turn(above, readers), above.id, above))
+                heapq.heappush(leaves, (self._evict_key(above, readers), above.id, above))
         self._line_up(leaf for _, _, leaf in leaves)
         return freed
 
-    def _turn(self, leaf: Any, readers: Mapping[Block, int] | None = None) -> tuple[Any, ...]:
+    def _evict_key(self, leaf: Any, readers: Mapping[Block, int] | None = None) -> tuple[Any, ...]:
         """A leaf's place in the eviction order, lowest first: UNHELD, HELD or NEXT, then its rank.
         ``readers``: which of the waiting requests will read a block."""
         blocks = self._held.holders(leaf)
@@ -218,16 +218,17 @@ class SearchCache(RadixCache):
         return (NEXT if on_path else HELD, *rest)
 
     def _line_up(self, nodes: Iterable[Any]) -> None:
-        """Add the evictable leaves among ``nodes`` with their current turns; prune a full heap."""
+        """Add the evictable leaves among ``nodes`` with their current keys; prune a full heap."""
         for node in nodes:
             if node in self.evictable_leaves:
-                heapq.heappush(self._turns, (self._turn(node), node.id, node))
-        if len(self._turns) > STALE * (len(self.evictable_leaves) + 16):
-            self._turns = [(self._turn(leaf), leaf.id, leaf) for leaf in self.evictable_leaves]
-            heapq.heapify(self._turns)
+                heapq.heappush(self._evict_heap, (self._evict_key(node), node.id, node))
+        if len(self._evict_heap) > STALE * (len(self.evictable_leaves) + 16):
+            leaves = self.evictable_leaves
+            self._evict_heap = [(self._evict_key(leaf), leaf.id, leaf) for leaf in leaves]
+            heapq.heapify(self._evict_heap)
 
     def _rank_again(self, blocks: Iterable[Block]) -> None:
-        """Update the turns of the leaves of ``blocks``, whose worth may have changed."""
+        """Update the keys of the leaves of ``blocks``, whose worth may have changed."""
         self._line_up({node for block in blocks for node in self._held.nodes(block)})
 
     @contextmanager
@@ -286,7 +287,7 @@ class SearchCache(RadixCache):
         return [*touch_path(start), *values], last
 
     def _update_leaf_status(self, node: Any) -> None:
-        """Update as SGLang does; a leaf that may be evicted now gets its turn."""
+        """Update as SGLang does; a leaf that may be evicted now gets its key."""
         super()._update_leaf_status(node)
         if node in self.evictable_leaves:
             self._line_up((node,))

@@ -276,8 +276,8 @@ def as_if_looked_at_anew(cache: SearchCache, seed: int) -> int:
         }
         assert set(cache._held.holders(node)) == holders, (seed, node.id)
     for leaf in cache.evictable_leaves:
-        turns = [turn for turn, _, of in cache._turns if of is leaf]
-        assert any(turn <= cache._turn(leaf) for turn in turns), (seed, leaf.id)
+        keys = [key for key, _, of in cache._evict_heap if of is leaf]
+        assert any(key <= cache._evict_key(leaf) for key in keys), (seed, leaf.id)
     return nodes
 
 
