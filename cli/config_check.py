@@ -11,7 +11,7 @@ from pydantic.fields import FieldInfo
 
 from server.api_keys import ApiKeys
 from server.assemble import further_models
-from server.setting_types import EMBEDDED, EVERY_WAY, LAUNCHED, OPENAI, RUNNING, allowed
+from server.setting_types import EMBEDDED, EVERY_WAY, LAUNCHED, OPENAI, RUNNING, allowed_values
 from server.settings import Settings, SettingsError, declared, option, variable
 
 
@@ -68,7 +68,7 @@ def settings_table() -> str:
             f"`{variable(name)}`",
             f"`{flag}`" if (flag := option(name)) else "",
             _default(field),
-            allowed(field),
+            allowed_values(field),
             (field.description or "").replace("|", "\\|"),
             "" if ways == EVERY_WAY else ", ".join(f"`{way}`" for way in ways),
         )

@@ -13,7 +13,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from threading import Thread
+from threading import Thread, current_thread, main_thread
 from typing import Any, Self
 
 import httpx
@@ -36,11 +36,10 @@ class Served:
     ) -> None:
         """``args``: of the command; ``settings``: by name; ``on_line`` gets each line of its log.
 
-        Raises RuntimeError if the server does not start. From now on SIGTERM, unless it is handled
-        already, raises SystemExit in this program, so that the server ends with it.
+        Raises RuntimeError if the server does not start. It ends with this program, also if that is
+        ended by SIGTERM (``exit_on_sigterm``).
         """
-        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-            signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+        exit_on_sigterm()
         environment = {f"HEDGEROW_{name.upper()}": str(value) for name, value in settings.items()}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "cli", "serve", "--port", "0", *args],
@@ -98,6 +97,14 @@ class Served:
     def memory(self) -> int:
         """Bytes that the server's processes hold and that no file backs, swapped ones included."""
         return sum(map(anonymous_bytes, [self.process.pid, *children(self.process.pid)]))
+
+
+def exit_on_sigterm() -> None:
+    """Have SIGTERM raise SystemExit, unless it is handled already, so that what this program has
+    started ends with it. Does nothing in a thread, which may not set signals."""
+    handled = signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+    if current_thread() is main_thread() and not handled:
+        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
 
 
 def children(pid: int) -> list[int]:

@@ -17,7 +17,7 @@ measure is null in it.
   back; ``lost`` searches ended with an error, ``different`` ones have another answer or other
   steps; ``wall_vs_lru``: of all searches together over that of the stock server, ``wall_vs_free``:
   in a pool that fits all, over that with no round held back; of ``--repeats`` pairs the median, the
-  least and the most, the counts are the first one's, but for ``lost`` and ``different``.
+  least and the most; the counts are the first one's, ``lost`` and ``different`` those of all.
 
     python -m loadtest.sglang [--quick] [--only rounds|pools|grid] [--repeats N]
         [--keep FILE] [--json]
@@ -64,7 +64,7 @@ from search.spec import PolicyName, SearchSpec
 from search.tree import Tree
 
 KEYS = (
-    *("policy", "width", "searches", "pool", "lru_again", "plugin_again", "bound_again"),
+    *("policy", "width", "searches", "pairs", "pool", "lru_again", "plugin_again", "bound_again"),
     *("held_seconds", "wall_vs_raw", "cpu_vs_raw", "requests_a_round", "requests", "note_bytes"),
     *("note_ms", "lost", "different", "wall_vs_lru", "wall_vs_free"),
     *("lru_bound", "same_queue_again", "drawn", "passes", "lru_passes", "free_passes"),

@@ -238,6 +238,7 @@ def measured(policy: str, pool: int, pairs: Sequence[Pair]) -> dict[str, Any]:
         "policy": policy,
         "width": spec_of(policy).width,
         "searches": len(ours.ends),
+        "pairs": len(pairs),
         "pool": pool,
         "plugin_again": ours.again,
         "drawn": ours.generated_tokens,

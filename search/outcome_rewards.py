@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from search.policies.policy import Scores
 from search.policies.registry import POLICIES
-from search.reward_needs import needy_field
+from search.reward_needs import field_in_need
 from search.spec import PolicyName, SearchSpec
 from search.vote import VOTE_SCORES, vote_name
 
@@ -23,15 +23,11 @@ def outcome_policies() -> list[PolicyName]:
 
 def outcome_refusal(spec: SearchSpec) -> tuple[str, str] | None:
     """The field of a spec that needs rewards of single steps, and why it is refused; else None."""
-    needy = needy_field(spec, Scores.ALL)
-    if needy is None:
+    field = field_in_need(spec, Scores.ALL)
+    if field is None:
         return None
+    value = vote_name(spec) if field == "vote" else getattr(spec, field)
+    why = f"{value!r} needs a reward for each step, and the reward model scores whole replies alone"
     votes = [name for name, scores in VOTE_SCORES.items() if scores is not Scores.ALL]
-    value, allowed = {
-        "policy": (spec.policy, outcome_policies()),
-        "vote": (vote_name(spec), votes),
-    }[needy]
-    return needy, (
-        f"{value!r} needs a reward for each step, and the reward model scores finished replies "
-        f"alone; one of {', '.join(allowed)} is needed"
-    )
+    names = {"policy": outcome_policies(), "vote": votes}.get(field, [])
+    return field, f"{why}; one of {', '.join(names)} is needed" if names else why

@@ -24,6 +24,6 @@ def needed_scores(spec: SearchSpec) -> Scores:
     return max(reward_needs(spec).values())
 
 
-def needy_field(spec: SearchSpec, least: Scores) -> str | None:
+def field_in_need(spec: SearchSpec, least: Scores) -> str | None:
     """The first field of the spec that needs rewards of at least these nodes; else None."""
     return next((name for name, need in reward_needs(spec).items() if need >= least), None)

@@ -252,7 +252,8 @@ def _from_validation(error: RequestValidationError) -> ApiError:
     if first["type"] == "missing":
         return ApiError(400, "missing_required_parameter", f"{name}: required", param=name)
     if first["type"] == "extra_forbidden":
-        names = f"; known are {', '.join(SearchSpec.model_fields)}" if "." in name else ""
+        of_search = name.startswith("search.")
+        names = f"; known are {', '.join(SearchSpec.model_fields)}" if of_search else ""
         message = f"{name}: there is no such field{names}"
         return ApiError(400, "unknown_parameter", message, param=name)
     reply = first["msg"].removeprefix("Value error, ").replace("Input should be", "must be")

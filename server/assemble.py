@@ -37,13 +37,12 @@ from server.machine import launch_device
 from server.model_settings import AUTO
 from server.reward_settings import known_format, verified_alone
 from server.service import own_version
-from server.setting_types import EMBEDDED, LAUNCHED, headers_of
+from server.setting_types import EMBEDDED, LAUNCHED, declared, headers_of
 from server.settings import (
     PREFIX,
     ModelSettings,
     Settings,
     SettingsError,
-    declared,
     settings_by_name,
     variable,
 )
@@ -279,6 +278,9 @@ def server_options(settings: Settings) -> list[LaunchOptions]:
     Raises SettingsError or ValueError naming what is wrong.
     """
     _must_run_on_servers(settings)
+    if settings.kv_policy not in (orders := ("lru", *BACKENDS)):
+        names = " or ".join(orders)
+        raise SettingsError(f"{PREFIX}KV_POLICY = {settings.kv_policy!r}: servers have {names}")
     form, device = reward_format(_format(settings)), _device(settings)
     prm = settings.reward_model if form.needs_model else None
     shares = launch_shares(settings, device, prm, local_gpu())
@@ -326,9 +328,6 @@ def _format(settings: Settings) -> str:
 
 def _must_run_on_servers(settings: Settings) -> None:
     """Raises SettingsError for settings that only the embedded engine supports."""
-    if settings.kv_policy not in (policies := ("lru", *BACKENDS)):
-        allowed = " or ".join(policies)
-        raise SettingsError(f"{PREFIX}KV_POLICY = {settings.kv_policy!r}: servers have {allowed}")
     if settings.embedder == "hidden":
         raise SettingsError(
             f"{PREFIX}EMBEDDER = 'hidden': servers give no hidden states away; "

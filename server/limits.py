@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from search.policies.adaptive import Adaptive
+from search.policies.policy import LevelPolicy
 from search.policies.registry import POLICIES
 from search.policies.visit_counts import ExpansionBudget
 from search.spec import SearchSpec
@@ -52,12 +54,16 @@ def most_tokens(spec: SearchSpec) -> int:
     """The most tokens that a tree can have: every round at full width, every step at full length.
 
     No round draws more children than the width. A policy that goes level by level has one round a
-    level; one with an expansion budget has more rounds, but draws no more steps than the budget.
-    Chains and the tree that they seed share the width.
+    level, and as many again when it restarts at the root; one with an expansion budget has more
+    rounds, but draws no more steps than the budget. Chains and the tree that they seed share the
+    width.
     """
     step = min(spec.step_tokens or spec.max_step_tokens, spec.trajectory_tokens)
-    by_expansions = isinstance(POLICIES[spec.policy](spec), ExpansionBudget)
-    nodes = spec.expansions * spec.branch if by_expansions else spec.width * spec.max_depth
+    policy = POLICIES[spec.policy](spec)
+    restarts = policy.restarts if isinstance(policy, LevelPolicy | Adaptive) else None
+    starts = 1 if restarts is None else restarts.most_starts
+    by_expansions = isinstance(policy, ExpansionBudget)
+    nodes = spec.expansions * spec.branch if by_expansions else spec.width * spec.max_depth * starts
     most = nodes * step
     return most if spec.max_tokens is None else min(most, spec.max_tokens)
 

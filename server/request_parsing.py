@@ -335,7 +335,7 @@ def _sets_any(request: GenerationRequest, *names: str) -> bool:
 def _choices(n: int, spec: SearchSpec | None, settings: Settings) -> int:
     most = settings.max_choices if spec is None else min(settings.max_choices, spec.width)
     if n > most:
-        why = "" if spec is None or n <= settings.max_choices else " with this search.width"
+        why = " with this search.width" if most < settings.max_choices else ""
         raise bad_value("n", f"at most {most} choices are offered{why}, got {n}")
     return n
 

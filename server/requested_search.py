@@ -10,7 +10,7 @@ from typing import Any, get_args
 from search.engine import Capabilities, LogitsParams
 from search.outcome_rewards import OUTCOME_POLICY, outcome_policies, outcome_refusal
 from search.policies.policy import Scores
-from search.reward_needs import needy_field
+from search.reward_needs import field_in_need
 from search.spec import AUTO_POLICY, PolicyName, RequestedSearch, SearchSpec
 from search.vote import CONFIDENCES
 from server.api_errors import ApiError, bad_value, echo, unsupported
@@ -75,10 +75,10 @@ def settle(
     if able.outcome and "policy" not in spec.model_fields_set:
         spec = spec.model_copy(update={"policy": OUTCOME_POLICY})
     spec = apply_limits(spec, key, seed=seed, trajectory_tokens=limit)
-    needy = needy_field(spec, Scores.FINISHED)
-    if needy is not None and not able.scores:
+    field = field_in_need(spec, Scores.FINISHED)
+    if field is not None and not able.scores:
         rule = "this server has no reward model; self_consistency with vote majority needs none"
-        raise bad_value(f"search.{needy}", rule)
+        raise bad_value(f"search.{field}", rule)
     if able.outcome and (refusal := outcome_refusal(spec)) is not None:
         raise bad_value(f"search.{refusal[0]}", refusal[1])
     if spec.vote in CONFIDENCES and not able.step_logprobs:

@@ -115,12 +115,14 @@ class ScoreRequest(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class ParsedScore:
-    """A parsed request. ``seconds``: the most time for the request, the queue included."""
+    """A parsed request. ``field``: where its steps are; ``seconds``: the most time for the request,
+    the queue included."""
 
     id: str
     created: int
     model: str
     key: ApiKey
+    field: str
     replies: tuple[ReplySteps, ...]
     seed: int
     seconds: float
@@ -159,6 +161,7 @@ async def parse_score(request: ScoreRequest, service: Service, key: ApiKey) -> P
         created=int(time.time()),
         model=model,
         key=key,
+        field=next(name for name in ("items", "steps", "text_2") if getattr(request, name)),
         replies=replies,
         seed=secrets.randbelow(SEEDS) if request.seed is None else request.seed,
         seconds=seconds,

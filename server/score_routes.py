@@ -8,7 +8,9 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
+from search.engine import PrefixTooLong
 from server.admission import QueueSlot, seconds_after_turn
+from server.api_errors import beyond_context
 from server.middleware import forget_body
 from server.score_request import ParsedScore, ScoreRequest, parse_score
 from server.scoring import Rewards
@@ -40,9 +42,12 @@ async def _score(parsed: ParsedScore, service: Service, slot: QueueSlot) -> dict
         def on_scored(tokens: int) -> None:
             usage.prompt += tokens
 
-        replies = await service.runner.score(
-            parsed.replies, parsed.tree, seed=parsed.seed, seconds=seconds, on_scored=on_scored
-        )
+        try:
+            replies = await service.runner.score(
+                parsed.replies, parsed.tree, seed=parsed.seed, seconds=seconds, on_scored=on_scored
+            )
+        except PrefixTooLong as error:
+            raise beyond_context(parsed.field, str(error)) from None
     return _document(parsed, replies, usage.prompt, service)
 
 

@@ -19,7 +19,7 @@ from runtime.text import Text
 from search.engine import Capabilities, Engine
 from search.outcome_rewards import outcome_refusal
 from search.policies.policy import Scores
-from search.reward_needs import needy_field
+from search.reward_needs import field_in_need
 from server.admission import Admission
 from server.api_keys import ApiKeys
 from server.kept_searches import SearchStore
@@ -256,9 +256,9 @@ def tuned_searches(settings: Settings, able: Capabilities) -> TunedSearches | No
 
 def _refusal(tuned: TunedSearch, able: Capabilities) -> tuple[str, str] | None:
     """The field of a search that the engine does not support and why; None if it supports all."""
-    needy = needy_field(tuned.search, Scores.FINISHED)
-    if needy is not None and not able.scores:
-        return needy, "it needs a reward model; there is none"
+    field = field_in_need(tuned.search, Scores.FINISHED)
+    if field is not None and not able.scores:
+        return field, "it needs a reward model; there is none"
     return outcome_refusal(tuned.search) if able.outcome else None
 
 

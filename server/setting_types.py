@@ -82,7 +82,18 @@ def setting(
     return Field(description=description, json_schema_extra=extra, **{kind: default}, **limits)
 
 
-def allowed(field: FieldInfo) -> str:
+def declared(field: FieldInfo) -> dict[str, Any]:
+    """A field's ``on``, ``off`` and ``flag``, as given to ``setting``."""
+    assert isinstance(field.json_schema_extra, dict), "every setting is declared by setting()"
+    return field.json_schema_extra
+
+
+def is_secret(field: FieldInfo) -> bool:
+    """Whether no output may have a field's value."""
+    return "SecretStr" in str(field.annotation)
+
+
+def allowed_values(field: FieldInfo) -> str:
     """The names that a setting may have, or the bounds of its number; empty for any other kind."""
     if get_origin(field.annotation) is Literal:
         return ", ".join(get_args(field.annotation))

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import ValidationError
-from pydantic.fields import FieldInfo
 from pydantic_settings import EnvSettingsSource
 
 from models.bundled import SPRIG_FOLDER
@@ -57,6 +56,8 @@ from server.setting_types import (
     TunedFile,
     Urls,
     VerifierName,
+    declared,
+    is_secret,
     setting,
 )
 
@@ -309,18 +310,11 @@ class SettingsError(ValueError):
     """A setting is wrong; the message names the key, its value and what is allowed."""
 
 
-def declared(field: FieldInfo) -> dict[str, Any]:
-    """A field's ``on``, ``off`` and ``flag``, as given to ``setting``."""
-    assert isinstance(field.json_schema_extra, dict), "every setting is declared by setting()"
-    return field.json_schema_extra
-
-
 def option(name: str) -> str | None:
     """A setting's command-line option; None for secrets, as other users can see command lines."""
     field = Settings.model_fields[name]
     flag = declared(field)["flag"]
-    secret = "SecretStr" in str(field.annotation)
-    return None if flag is None or secret else flag or f"--{name.replace('_', '-')}"
+    return None if flag is None or is_secret(field) else flag or f"--{name.replace('_', '-')}"
 
 
 def variable(name: str) -> str:
@@ -371,7 +365,7 @@ def settings_by_name(values: Mapping[str, Any], label: Callable[[str], str] = va
         raise SettingsError("\n".join(lines)) from None
     way = settings.engine_way
     lines = [
-        f"{label(name)} = {str(values[name])!r}: not acted on by {way}; "
+        f"{label(name)} = {_shown(name, values[name])!r}: not acted on by {way}; "
         f"leave it out, or take {' or '.join(declared(Settings.model_fields[name])['on'])}"
         for name in values
         if _ignored(settings, name)
@@ -394,7 +388,10 @@ def _ignored(settings: Settings, name: str) -> bool:
 def _line(error: Any, label: Callable[[str], str]) -> str:
     name = ".".join(str(part) for part in error["loc"])
     message = error["msg"].removeprefix("Value error, ")
+    return f"{label(name)} = {_shown(name, error['input'])!r}: {message}"
+
+
+def _shown(name: str, value: Any) -> str:
+    """A setting's value as an error shows it: not if it is a secret. ``name`` may be of a part."""
     field = Settings.model_fields.get(name.partition(".")[0])
-    secret = field is not None and "SecretStr" in str(field.annotation)
-    value = "..." if secret else str(error["input"])
-    return f"{label(name)} = {value!r}: {message}"
+    return "..." if field is not None and is_secret(field) else str(value)

@@ -48,6 +48,11 @@ class CompletionServer(RemoteServer):
         self._setting = setting
         self._try_out = try_out
 
+    @property
+    def salts(self) -> bool:
+        """Whether it is sent a cache salt: vLLM, and what takes more than OpenAI's fields."""
+        return self.vllm or (self.dialect is not None and self.dialect.extras)
+
     async def ask(self, path: str, body: Json) -> Json:
         """The answer to a request for the model. Raises ReplicaLost, and EngineError saying what is
         wrong."""

@@ -32,11 +32,11 @@ class OpenaiSearch(ServedSearch):
         return [by_key[key] for key in keys]
 
     def marks(self, server: CompletionServer) -> dict[str, Any]:
-        """Fields for each request to a server that takes more than OpenAI's: a cache salt, so that
-        neither cached tokens nor their timing leak to other API keys; for vLLM a priority, by which
-        older searches may go first."""
+        """Fields for each request: a cache salt, if the server takes one, so that neither cached
+        tokens nor their timing leak to other API keys; for vLLM a priority, by which older searches
+        may go first."""
         marks: dict[str, Any] = {"priority": self.number} if server.vllm else {}
-        if self.namespace and server.dialect is not None and server.dialect.extras:
+        if self.namespace and server.salts:
             salt = hashlib.blake2b(self.namespace.encode(), digest_size=SALT_BYTES).hexdigest()
             marks["cache_salt"] = salt
         return marks

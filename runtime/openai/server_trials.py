@@ -52,6 +52,8 @@ def say(server: CompletionServer, dialect: Dialect) -> None:
     """Log everything that the server lacks."""
     for missing in dialect.lacks():
         log.warning("%s does not tell %s", server.url, missing)
+    if not (dialect.extras or server.vllm):
+        log.warning("%s takes OpenAI's fields alone: API keys share its prefix cache", server.url)
     if not dialect.cached:
         log.info(
             "%s does not tell what was cached (vLLM: --enable-prompt-tokens-details)", server.url

@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from search.policies.policy import Round, Scores, remaining, restarts_of
 from search.policies.rebase import Rebase
+from search.policies.restarts import Restarts
 from search.spec import SearchSpec, StopReason
 from search.tree import ROOT, Node, NodeState, Tree
 
@@ -49,6 +50,11 @@ class Adaptive:
         tree_search = replace(Rebase.from_spec(spec), restarts=restarts_of(spec, RESTARTS))
         return cls(spec.width, chains, spec.agreement, tree_search)
 
+    @property
+    def restarts(self) -> Restarts | None:
+        """When its tree restarts at the root; None: never."""
+        return self.tree_search.restarts
+
     def plan(self, tree: Tree) -> Round | None:
         """Plan as ``plan_knowing`` does without any answers."""
         return self.plan_knowing(tree, {})
@@ -67,8 +73,7 @@ class Adaptive:
     def frontier(self, tree: Tree) -> list[Node]:
         """The tree's open leaves and the chains' open steps at their depth or below; at any depth
         while there is no tree, or while it may restart at the root."""
-        restarts = self.tree_search.restarts
-        again = restarts is not None and restarts.possible(tree, self.width)
+        again = self.restarts is not None and self.restarts.possible(tree, self.width)
         depth = 0 if again else self._depth(tree) or 0
         return [
             node

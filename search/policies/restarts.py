@@ -23,6 +23,12 @@ class Restarts:
     most: int
     below: float = 0.3
 
+    @property
+    def most_starts(self) -> int:
+        """How many times at most a tree starts at the root. Restarts share ``most`` times the
+        width; if trajectories have finished, what is left of it can be one more, smaller one."""
+        return self.most + 2
+
     def places(self, tree: Tree, leaves: Sequence[Node], spend: int, width: int) -> int:
         """How many of ``spend`` children the root gets instead of a level's ``leaves``; 0 if there
         is hope, an unknown reward, or no room at the root."""

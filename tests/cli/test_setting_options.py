@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from cli.main import app
-from server.setting_types import allowed
+from server.setting_types import allowed_values
 from server.settings import ModelSettings, Settings, variable
 
 DOCS = Path(__file__).parents[2] / "docs" / "settings.md"
@@ -35,7 +35,7 @@ def test_the_documents_table_is_the_declaration() -> None:
 )
 def test_allowed_values_come_from_the_field(name: str, values: str) -> None:
     """Names of a choice, bounds of a number, optional or not; nothing for other settings."""
-    assert allowed(Settings.model_fields[name]) == values
+    assert allowed_values(Settings.model_fields[name]) == values
 
 
 def test_the_documents_models_are_the_catalog() -> None:

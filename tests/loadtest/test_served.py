@@ -5,12 +5,13 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from loadtest.served import quantile, values
+from loadtest.served import exit_on_sigterm, quantile, values
 
-SERVES_AND_WAITS = """
+SERVER_SCRIPT = """
 import signal
 from loadtest.served import Served
 
@@ -52,12 +53,30 @@ def test_a_quantile_is_one_of_the_numbers() -> None:
     assert quantile([], 0.5) == 0.0
 
 
+def test_a_handler_is_set_by_the_main_thread_alone_and_never_replaced() -> None:
+    """A thread leaves SIGTERM as it is; the main thread sets a handler where there is none."""
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        with ThreadPoolExecutor(1) as threads:
+            threads.submit(exit_on_sigterm).result()
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        exit_on_sigterm()
+        handler = signal.getsignal(signal.SIGTERM)
+        assert callable(handler)
+        exit_on_sigterm()
+        assert signal.getsignal(signal.SIGTERM) is handler
+        with pytest.raises(SystemExit):
+            signal.raise_signal(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", ["", "waits"])
 def test_the_server_ends_with_a_benchmark_that_is_terminated(moment: str) -> None:
     """By SIGTERM, from the server's first line on and once it is ready."""
     benchmark = subprocess.Popen(
-        [sys.executable, "-c", SERVES_AND_WAITS], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", SERVER_SCRIPT], stdout=subprocess.PIPE, text=True
     )
     assert benchmark.stdout is not None
     next(line for line in benchmark.stdout if moment in line)

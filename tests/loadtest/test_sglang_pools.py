@@ -28,7 +28,7 @@ async def test_a_row_by_hand() -> None:
     slow = replace(first, seconds=2.0), replace(ours, seconds=2.5)
     row = measured("ets", AMPLE_TOKENS, [(first, ours), (first, ours), slow])
     assert row["wall_vs_free"] == [0.75, 0.75, 1.25]
-    assert (row["searches"], row["lost"], row["different"]) == (3, 3, 6)
+    assert (row["searches"], row["pairs"], row["lost"], row["different"]) == (3, 3, 3, 6)
     assert row["requests"] == 80
     assert "lru_again" not in row
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from search.policies.policy import Scores
-from search.reward_needs import needed_scores, needy_field
+from search.reward_needs import field_in_need, needed_scores
 from search.spec import SearchSpec
 
 
@@ -30,5 +30,5 @@ def test_needs_are_the_policys_and_the_votes(
     """The search needs the larger of the two; the first field that needs so much is named."""
     spec = SearchSpec.model_validate(fields)
     assert needed_scores(spec) is needed
-    assert needy_field(spec, Scores.FINISHED) == any_field
-    assert needy_field(spec, Scores.ALL) == all_field
+    assert field_in_need(spec, Scores.FINISHED) == any_field
+    assert field_in_need(spec, Scores.ALL) == all_field

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from server.assemble import (
     server_options,
     sglang_options,
 )
-from server.settings import SettingsError, load_settings
+from server.settings import Settings, SettingsError, load_settings
 
 ENDPOINT = {
     "HEDGEROW_EMBEDDER": "endpoint",
@@ -42,19 +43,26 @@ async def test_an_embedder_without_what_it_needs_is_refused(embedder: str, missi
             pass
 
 
+SERVERS = {"HEDGEROW_ENGINE": "sglang", "HEDGEROW_LAUNCH_PYTHON": sys.executable}
+OPENAI = {"HEDGEROW_ENGINE": "openai", "HEDGEROW_POLICY_URLS": "http://x"}
+
+
 @pytest.mark.parametrize(
-    ("name", "value", "allowed"),
+    ("options_of", "environ", "rule"),
     [
-        ("HEDGEROW_KV_POLICY", "full", "servers have lru or arborkv"),
-        ("HEDGEROW_EMBEDDER", "hidden", "lexical, encoder or endpoint"),
+        (server_options, SERVERS | {"HEDGEROW_KV_POLICY": "full"}, "servers have lru or arborkv"),
+        (server_options, SERVERS | {"HEDGEROW_EMBEDDER": "hidden"}, "lexical, encoder or endpoint"),
+        (sglang_options, SERVERS | {"HEDGEROW_EMBEDDER": "hidden"}, "lexical, encoder or endpoint"),
+        (openai_options, OPENAI | {"HEDGEROW_EMBEDDER": "hidden"}, "lexical, encoder or endpoint"),
     ],
 )
-def test_what_servers_lack_is_refused(name: str, value: str, allowed: str) -> None:
+def test_what_servers_lack_is_refused(
+    options_of: Callable[[Settings], object], environ: dict[str, str], rule: str
+) -> None:
     """The error names the setting, its value and what servers have instead."""
-    settings = load_settings({name: value})
-    for options_of in (sglang_options, openai_options, server_options):
-        with pytest.raises(SettingsError, match=f"{name} = '{value}': .*{allowed}"):
-            options_of(settings)
+    name, value = list(environ.items())[-1]
+    with pytest.raises(SettingsError, match=f"{name} = '{value}': .*{rule}"):
+        options_of(load_settings(environ))
 
 
 def test_the_embedders_settings_reach_the_engine() -> None:

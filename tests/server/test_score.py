@@ -10,7 +10,7 @@ import httpx2
 import pytest
 from fastapi import FastAPI
 
-from search.engine import Trajectory
+from search.engine import PrefixTooLong, Trajectory
 from search.tree import round_reward
 from tests.search.scripted_engine import ScriptedEngine, judge
 from tests.server.conftest import Call, in_time, question, refusal
@@ -175,7 +175,26 @@ async def test_what_is_wrong_is_named(
     error = await refusal(http, SCORE, body, 404 if param == "model" else 400)
     assert error["param"] == param
     assert words in error["message"]
+    assert "known are" not in error["message"]  # a search's fields, which no score has
     assert engine.scored == []
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [(BODY, "steps"), ({"items": [BODY]}, "items"), ({"text_1": "Q", "text_2": "a"}, "text_2")],
+)
+async def test_a_path_that_the_engine_has_no_room_for_is_named(
+    http: httpx2.AsyncClient, engine: ScriptedEngine, body: dict[str, Any], param: str
+) -> None:
+    """The KV budget may be smaller than the context."""
+
+    def no_room() -> None:
+        raise PrefixTooLong("9 tokens exceed the KV budget of 8")
+
+    engine.on_score = no_room
+    error = await refusal(http, SCORE, body)
+    assert (error["code"], error["param"]) == ("context_length_exceeded", param)
+    assert "KV budget of 8" in error["message"]
 
 
 LIMITS = {"max_width": 2, "max_depth": 3, "max_tree_tokens": 40, "max_prompt_tokens": 20}

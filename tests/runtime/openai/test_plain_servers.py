@@ -6,6 +6,7 @@ import json
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -15,7 +16,6 @@ from loadtest.hostile.completions_stub import CompletionsStub
 from runtime.openai.completion_server import CompletionServer
 from runtime.openai.server_dialect import EXTRAS, ids_of_text
 from runtime.openai.server_trials import dialect_of
-from runtime.reward_format import reward_format
 from runtime.servers.remote_server import ServerTimes
 from runtime.servers.server_errors import WrongServer
 from runtime.text import Text
@@ -113,17 +113,20 @@ async def test_without_log_probabilities_a_reward_model_still_judges() -> None:
             await servers.engine.score("oak", PROMPT, QUESTION, [trajectory])
 
 
-async def test_a_judges_verdicts_are_counted() -> None:
+async def test_a_judges_verdicts_are_counted(tmp_path: Path) -> None:
     """As many as trajectories times votes, whether or not they hold a number."""
-    async with stubs(CompletionsStub.of(TEXT), reward_format="generative") as servers:
+    digits = {"extends": "generative", "pattern": "(5)", "votes": 8}
+    form = tmp_path / "digits.json"
+    form.write_text(json.dumps(digits))
+    async with stubs(CompletionsStub.of(TEXT), reward_format=str(form)) as servers:
         engine = servers.engine
         steps = await engine.expand("oak", [branch(), branch(seed=6, node=2)], Sampling())
         paths = [Trajectory(i, (s.tokens,), (s.text,)) for i, s in enumerate(steps, 1)]
         await engine.score("oak", PROMPT, QUESTION, paths)
         await engine.release("oak")
         totals = (await engine.usage()).totals
-    assert totals.verdicts == 2 * reward_format("generative").votes
-    assert totals.unparsed_verdicts <= totals.verdicts
+    assert totals.verdicts == 2 * 8
+    assert 0 < totals.unparsed_verdicts < 16
 
 
 async def test_text_alone_without_seeds_says_both() -> None:
@@ -227,8 +230,9 @@ async def test_older_searches_go_first_on_vllm_alone() -> None:
             assert priorities == ([2, 3] if vllm else [None, None])
 
 
-async def test_a_cache_salt_goes_to_servers_that_take_more_than_openais_fields() -> None:
-    """A key's searches carry its salt; without a key, or on plain servers, none is sent."""
+async def test_a_cache_salt_goes_to_servers_that_take_one() -> None:
+    """A key's searches carry its salt to vLLM, even if a trial of it failed, and to servers that
+    take more than OpenAI's fields; without a key none is sent."""
     bodies: list[dict[str, Any]] = []
 
     class Recording(CompletionsStub):
@@ -239,13 +243,13 @@ async def test_a_cache_salt_goes_to_servers_that_take_more_than_openais_fields()
     async with stubs(Recording.of(TEXT)) as servers:
         (replica,) = servers.engine._policy.replicas
         assert replica.dialect is not None
-        for extras in (True, False):
-            replica.dialect = replace(replica.dialect, extras=extras)
+        for vllm, extras in ((False, True), (True, False), (False, False)):
+            replica.vllm, replica.dialect = vllm, replace(replica.dialect, extras=extras)
             bodies.clear()
             for tree in ("oak", "alice/oak", "alice/elm", "bob/oak"):
-                await servers.engine.expand(f"{tree}-{extras}", [branch()], Sampling())
+                await servers.engine.expand(f"{tree}-{vllm}-{extras}", [branch()], Sampling())
             salts = [body.get("cache_salt") for body in bodies]
-            if extras:
+            if vllm or extras:
                 assert salts[0] is None
                 assert salts[1] == salts[2] != salts[3] is not None
             else:
