@@ -107,10 +107,12 @@ async def build_prompt(
     searched: bool,
     continues: bool = False,
     tools: Sequence[dict[str, Any]] = (),
+    field: str = "messages",
 ) -> Problem:
     """Encode messages under the chat template, for a search with the profile's system message.
-    ``continues``: the reply continues the last message; ``tools``: those the model may call. Raises
-    ApiError if the prompt exceeds the context, or for a tool call that the template leaves out."""
+    ``continues``: the reply continues the last message; ``tools``: those the model may call;
+    ``field``: what the client gave them in. Raises ApiError if the prompt exceeds the context, or
+    for a tool call that the template leaves out."""
     conversation = under_profile(messages, service.profile) if searched else messages
     if any("tool_calls" in message or message["role"] == "tool" for message in conversation):
         must_be_rendered(messages, await tool_template(service))
@@ -123,9 +125,9 @@ async def build_prompt(
         return text.encode_chat(conversation, **more)
 
     try:
-        prompt = await _tokens(encode, size, "messages", service, key)
+        prompt = await _tokens(encode, size, field, service, key)
     except (TemplateError, ValueError) as error:
-        raise bad_value("messages", f"the model's chat template refuses them: {error}") from None
+        raise bad_value(field, f"the model's chat template refuses them: {error}") from None
     return Problem(prompt, question_of(messages), service.profile.delimiter)
 
 

@@ -201,7 +201,8 @@ async def parse_search(
         raise bad_value("question", "exactly one of question and messages is needed")
     conversation = request.messages or [Message(role="user", content=request.question)]
     messages = plain_messages(conversation, settings.max_messages)
-    problem = await build_prompt(messages, service, key, searched=True)
+    field = "messages" if request.question is None else "question"
+    problem = await build_prompt(messages, service, key, searched=True, field=field)
     _log_prompt(messages, settings)
     thinking = thinks(problem.prompt, service)
     return _build(

@@ -186,6 +186,13 @@ def _items(request: ScoreRequest, delimiter: str) -> Iterator[tuple[str, ScoreIt
             yield f"text_2[{i}]", ScoreItem.model_construct(question=question, steps=steps)
 
 
+def _question_field(name: str, item: ScoreItem) -> str:
+    """The field of the question whose steps are in the field ``name``."""
+    if name.startswith("text_2"):
+        return "text_1"
+    return name.removesuffix("steps") + ("question" if item.messages is None else "messages")
+
+
 def _listed(texts: str | list[str]) -> list[str]:
     return [texts] if isinstance(texts, str) else texts
 
@@ -227,7 +234,7 @@ class _Reader:
         cache_key = json.dumps(messages)
         if cache_key not in self.problems:
             self.problems[cache_key] = await build_prompt(
-                messages, self.service, self.key, searched=True
+                messages, self.service, self.key, searched=True, field=_question_field(name, item)
             )
         return self.problems[cache_key]
 

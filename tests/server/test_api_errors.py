@@ -181,6 +181,18 @@ async def test_a_prompt_over_the_context_is_refused(
     assert "maximum context length is 10 tokens" in error["message"]
 
 
+@pytest.mark.parametrize(
+    "body", [{"question": "Q" * 20}, {"messages": [{"role": "user", "content": "Q" * 20}]}]
+)
+async def test_a_searchs_question_over_the_context_is_named_as_it_was_sent(
+    http: httpx2.AsyncClient, engine: ScriptedEngine, body: dict[str, Any]
+) -> None:
+    """By ``question`` or ``messages``."""
+    engine.context_tokens = 10
+    error = await refusal(http, "/v1/search", body)
+    assert (error["code"], error["param"]) == ("context_length_exceeded", next(iter(body)))
+
+
 @pytest.mark.parametrize("extra", [{}, {"search": {"width": 2}}])
 async def test_an_engine_that_is_down_is_503_with_retry_after(
     http: httpx2.AsyncClient, engine: ScriptedEngine, extra: dict[str, Any]

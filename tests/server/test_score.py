@@ -208,7 +208,10 @@ LIMITS = {"max_width": 2, "max_depth": 3, "max_tree_tokens": 40, "max_prompt_tok
         ({"text_1": "Q", "text_2": ["a", "b", "c"]}, "text_2"),
         ({"question": "Q", "steps": ["a", "b", "c", "d"]}, "steps"),
         ({"items": [BODY, {"question": "Q", "steps": ["a" * 37]}]}, "items[1].steps"),
-        ({"question": "Q" * 20, "steps": ["a"]}, "messages"),
+        ({"question": "Q" * 20, "steps": ["a"]}, "question"),
+        ({"messages": question("Q" * 20), "steps": ["a"]}, "messages"),
+        ({"items": [BODY, {"question": "Q" * 20, "steps": ["a"]}]}, "items[1].question"),
+        ({"text_1": "Q" * 20, "text_2": "a"}, "text_1"),
     ],
 )
 async def test_a_keys_limits_hold(
