@@ -27,7 +27,8 @@ def outcome_refusal(spec: SearchSpec) -> tuple[str, str] | None:
     if field is None:
         return None
     value = vote_name(spec) if field == "vote" else getattr(spec, field)
-    why = f"{value!r} needs a reward for each step, and the reward model scores whole replies alone"
+    rule = "needs a reward for each step, and the reward model scores finished replies alone"
     votes = [name for name, scores in VOTE_SCORES.items() if scores is not Scores.ALL]
     names = {"policy": outcome_policies(), "vote": votes}.get(field, [])
-    return field, f"{why}; one of {', '.join(names)} is needed" if names else why
+    choices = f"; one of {', '.join(names)} is needed" if names else ""
+    return field, f"{value!r} {rule}{choices}"

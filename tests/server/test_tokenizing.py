@@ -103,8 +103,8 @@ async def test_what_cannot_fit_is_refused_by_name() -> None:
         for path, field, body in (
             ("/v1/chat/completions", "messages", {"messages": question()}),
             ("/v1/completions", "prompt", {"prompt": "a"}),
-            ("/v1/search", "messages", {"question": "a"}),
-            ("/v1/score", "messages", {"question": "a", "steps": ["b"]}),
+            ("/v1/search", "question", {"question": "a"}),
+            ("/v1/score", "question", {"question": "a", "steps": ["b"]}),
         ):
             error = await refusal(http, path, {"model": "sprig"} | body)
             assert error["code"] == "context_length_exceeded"
