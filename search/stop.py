@@ -75,7 +75,7 @@ def consensus_met(
     class, old or new, with the best score they can have. (The reply may still become another
     member of the winning class.) A policy finishes at most ``width`` trajectories; once that many
     have finished, nothing is settled. A number: the least ``posterior`` of the leading class over
-    the largest other one.
+    the largest other one; under ``lineages`` a class is as large as its number of lineages.
     """
     out = remaining(tree, spec.width)
     if not classes or out < 1:
@@ -87,8 +87,14 @@ def consensus_met(
         best = _best_score(tree, spec, rule, growing)
         return all(_joined(rival, rule, out, best) < leader for rival in (*rivals, newcomer))
     assert spec.consensus is not None, "nobody asks for it"
-    second = max((rival.members for rival in rivals), default=0)
-    return posterior(leader.members, second) >= spec.consensus
+    draws = {standing(tree, rule, members): _draws(rule, members) for members in classes.values()}
+    second = max((draws[rival] for rival in rivals), default=0)
+    return posterior(draws[leader], second) >= spec.consensus
+
+
+def _draws(rule: VoteName, members: Sequence[Node]) -> int:
+    """How often an answer was drawn: as the vote counts it, so that kin are one draw."""
+    return len({node.path[0] for node in members}) if rule == "lineages" else len(members)
 
 
 def posterior(first: int, second: int) -> float:

@@ -113,8 +113,10 @@ async def reply_in_turn(
 async def _draw(
     parsed: ParsedRequest, service: Service, slot: QueueSlot, tell: Tell | None
 ) -> CompletedReply:
-    """Draw plain replies when it is the request's turn."""
+    """Draw plain replies when it is the request's turn. Raises ApiError if the key has used up its
+    tokens by then."""
     seconds = await seconds_after_turn(slot, parsed.seconds)
+    service.quotas.must_have_left(parsed.key)
     with service.quotas.booking(parsed.key, parsed.prompt_tokens, searched=False) as usage:
         draws = await draw_side_by_side(
             parsed.completions,
@@ -136,9 +138,11 @@ async def search_in_turn(
     engine: Engine | None = None,
 ) -> Outcome:
     """Search when it is the request's turn (at once without a slot) and book the tokens used.
-    ``engine``: a wrapper of the service's engine to search with."""
+    ``engine``: a wrapper of the service's engine to search with. Raises ApiError if the key has
+    used up its tokens by then."""
     assert parsed.spec is not None, "a plain reply needs no search"
     seconds = await seconds_after_turn(slot, parsed.seconds)
+    service.quotas.must_have_left(parsed.key)
     prompt = len(parsed.problem.prompt)
     with service.quotas.booking(parsed.key, prompt, searched=True) as usage:
 

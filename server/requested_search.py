@@ -41,7 +41,7 @@ def spec_of(
     if request.search is not None or alias:
         spec = merged_spec(request.search or RequestedSearch(), alias, service, key)
     elif by_effort is not None:
-        spec = SearchSpec(**by_effort)
+        spec = SearchSpec(**lower_to_limits(by_effort, key))
     else:
         return None
     if request.ignore_eos:

@@ -117,6 +117,7 @@ class ResponseEvents:
         self._formatter = formatter
         self._count = 0
         self._thought: str | None = None
+        self._thought_ended = False
         self._replied = False
         self._calls: list[Call] = []
         """The calls that were begun, with the arguments sent so far."""
@@ -201,9 +202,9 @@ class ResponseEvents:
         return [*events, self._event("response.reasoning_text.delta", **place, delta=thought)]
 
     def _end_thought(self) -> list[Json]:
-        if self._thought is None:
+        if self._thought is None or self._thought_ended:
             return []
-        item = self._formatter.reasoning_item(self._thought)
+        self._thought_ended, item = True, self._formatter.reasoning_item(self._thought)
         place, [part] = self._place(item), item["content"]
         return [
             self._event("response.reasoning_text.done", **place, text=self._thought),

@@ -25,7 +25,7 @@ from server.request_models import (
     only_names_of_unread,
 )
 from server.responses_tools import call_of, chat_choice, chat_tools, join_calls, result_of
-from server.tool_requests import FUNCTION_SCHEMA, choice_schema, tools_schema
+from server.tool_requests import FUNCTION_SCHEMA, choice_schema, must_encode, tools_schema
 from server.unsupported_parameters import RESPONSES
 
 Included = Literal["message.output_text.logprobs", "reasoning.encrypted_content"]
@@ -106,6 +106,8 @@ class ResponsesRequest(SamplingParameters):
 
     def chat(self) -> ChatRequest:
         """Convert to a chat request. Raises ApiError naming a field that cannot be converted."""
+        for name in ("tools", "tool_choice", "text"):  # the response repeats them
+            must_encode(getattr(self, name), name)
         more = {name: getattr(self, name) for name in ("search", "seed", "temperature", "top_p")}
         more |= {name: getattr(self, name) for name in LOGITS_PARAMS}
         logprobs = "message.output_text.logprobs" in (self.include or [])

@@ -37,6 +37,7 @@ async def _score(parsed: ParsedScore, service: Service, slot: QueueSlot) -> dict
     """Score when it is the request's turn; return the response. Tokens are booked as prompt tokens
     as they are read. (In a search, tokens that a reward model reads cost the key nothing.)"""
     seconds = await seconds_after_turn(slot, parsed.seconds)
+    service.quotas.must_have_left(parsed.key)
     with service.quotas.booking(parsed.key, 0, searched=False) as usage:
 
         def on_scored(tokens: int) -> None:

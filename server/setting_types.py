@@ -236,6 +236,10 @@ def _headers(secret: SecretStr) -> SecretStr:
 def _url(value: str) -> str:
     if not value.startswith(("http://", "https://")):
         raise ValueError(f"{value!r} must start with http:// or https://")
+    if "@" in value.partition("://")[2].partition("/")[0]:
+        raise ValueError(
+            "a name or password in a URL would be logged; use a key or headers setting"
+        )
     return value.rstrip("/")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -394,4 +395,5 @@ def _line(error: Any, label: Callable[[str], str]) -> str:
 def _shown(name: str, value: Any) -> str:
     """A setting's value as an error shows it: not if it is a secret. ``name`` may be of a part."""
     field = Settings.model_fields.get(name.partition(".")[0])
-    return "..." if field is not None and is_secret(field) else str(value)
+    secret = field is not None and is_secret(field)
+    return "..." if secret else re.sub(r"//[^/@]*@", "//...@", str(value))

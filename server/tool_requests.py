@@ -143,7 +143,7 @@ def _tool(tool: Any, name: str) -> dict[str, Any]:
     if schema and schema.get("type", "object") != "object":
         rule = "must be 'object'"
         raise bad_value(f"{name}.function.parameters.type", f"{rule}, got {echo(schema['type'])}")
-    _must_encode(function, f"{name}.function")
+    must_encode(function, f"{name}.function")
     optional = {} if description is None else {"description": description}
     return {
         "type": "function",
@@ -183,10 +183,13 @@ def _one_of(tools: Any) -> dict[str, Any]:
         | {"additionalProperties": False}
         for place, tool in zip(places, tools, strict=True)
     ]
-    definitions = {
-        place: _at_root(_arguments(tool), f"#/$defs/{place}")
-        for place, tool in zip(places, tools, strict=True)
-    }
+    try:
+        definitions = {
+            place: _at_root(_arguments(tool), f"#/$defs/{place}")
+            for place, tool in zip(places, tools, strict=True)
+        }
+    except RecursionError:
+        raise bad_value("tools", "their parameters are nested too deep") from None
     return {"anyOf": calls, "$defs": definitions}
 
 
@@ -225,18 +228,21 @@ def _call_in(call: Any, name: str) -> dict[str, Any]:
     if not isinstance(parsed, dict):
         rule = "must be an object as JSON text"
         raise bad_value(f"{name}.function.arguments", f"{rule}, got {echo(arguments)}")
-    _must_encode(call, name)
+    must_encode([call, parsed], name)
     identity = {"id": call["id"]} if isinstance(call.get("id"), str) else {}
     called = {"name": function["name"], "arguments": parsed}
     return {**identity, "type": "function", "function": called}
 
 
-def _must_encode(value: Any, name: str) -> None:
-    """Raise ApiError for lone surrogates anywhere in the value, which UTF-8 cannot encode."""
+def must_encode(value: Any, name: str) -> None:
+    """Raise ApiError for what no JSON in UTF-8 holds, anywhere in the value: lone surrogates, and
+    numbers beyond a float's range; and for what is nested too deep."""
     try:
-        json.dumps(value, ensure_ascii=False).encode()
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     except UnicodeEncodeError as error:
         raise bad_value(name, f"not valid Unicode: {error.reason}") from None
+    except (ValueError, RecursionError) as error:
+        raise bad_value(name, f"not valid JSON: {error}") from None
 
 
 def must_be_rendered(messages: list[dict[str, Any]], template: ToolTemplate) -> None:

@@ -66,7 +66,7 @@ async def write(
         await _request(parsed.json_request, path, i, parsed, service)
         for i, path in enumerate(paths)
     ]
-    most = _room(outcome, requests, service)
+    most = _room(outcome, requests, service, parsed.key.tree_tokens)
     if most < 1:
         return WrittenReplies(DrawnReplies([NOTHING] * len(paths), []), reasoning)
     with service.quotas.booking(parsed.key, 0, searched=False, request=False) as usage:
@@ -105,11 +105,12 @@ async def _request(
     return replace(template, prompt=(*path.tokens, *ids), draw=place)
 
 
-def _room(outcome: Outcome, requests: list[PlainCompletion], service: Service) -> int:
-    """The most tokens that each reply may have, by the context and by ``max_tokens``."""
+def _room(
+    outcome: Outcome, requests: list[PlainCompletion], service: Service, tree_tokens: int
+) -> int:
+    """The most tokens that each reply may have, by the context and by what the tree has left of
+    ``max_tokens``, or else of the key's ``tree_tokens``."""
     context = service.runner.engine.capabilities.context_tokens
     room = context - max(len(request.prompt) for request in requests)
-    if outcome.spec.max_tokens is not None:
-        remaining = outcome.spec.max_tokens - outcome.stats.generated_tokens
-        room = min(room, remaining // len(requests))
-    return room
+    most = tree_tokens if outcome.spec.max_tokens is None else outcome.spec.max_tokens
+    return min(room, (most - outcome.stats.generated_tokens) // len(requests))

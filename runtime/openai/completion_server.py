@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -11,6 +12,8 @@ from runtime.openai.server_dialect import Dialect
 from runtime.servers.remote_server import RemoteServer, ServerTimes
 from runtime.servers.server_errors import KEY_NEEDED, NOT_FOUND, WrongServer
 from runtime.servers.server_metrics import ServerMetrics, series_sums
+
+log = logging.getLogger(__name__)
 
 Json = Mapping[str, Any]
 MODELS = "/v1/models"
@@ -56,7 +59,10 @@ class CompletionServer(RemoteServer):
     async def ask(self, path: str, body: Json) -> Json:
         """The answer to a request for the model. Raises ReplicaLost, and EngineError saying what is
         wrong."""
-        return await self._post(path, {"model": self.model, **body})
+        answer = await self._post(path, {"model": self.model, **body})
+        if path == COMPLETIONS and not (isinstance(answer, dict) and answer.get("choices")):
+            raise self.lose("status 200, no choices")
+        return answer
 
     async def meet(self) -> None:
         """Learn what the server serves and what its answers hold.
@@ -111,8 +117,14 @@ class CompletionServer(RemoteServer):
             ) from None
 
     async def _learn_cache(self) -> None:
-        """Read the KV cache's size and block size from vLLM's metrics; others state none."""
-        for family in text_string_to_metric_families(await self._metrics_text()):
+        """Read the KV cache's size and block size from vLLM's metrics; others state none, or have
+        something else there."""
+        try:
+            families = list(text_string_to_metric_families(await self._metrics_text()))
+        except ValueError as error:
+            log.info("%s: /metrics is not Prometheus's: %s", self.url, error)
+            return
+        for family in families:
             if family.name.startswith(CONFIG):
                 self.vllm = True
                 labels = family.samples[0].labels

@@ -19,7 +19,7 @@ from runtime.openai.server_dialect import (
 from runtime.servers.drawn_step import TOP, DrawnStep, entropy
 from runtime.text import Text
 from search.engine import EngineError
-from search.tree import step_seed
+from search.tree import Finish, step_seed
 
 LARGEST_SEED = (1 << 63) - 1
 """The largest seed that vLLM accepts: its seeds are signed."""
@@ -60,6 +60,9 @@ class StepCompletion(DrawnStep):
         """
         choice = answer["choices"][0]
         ids = token_ids(choice) if dialect.ids else ids_of_text(choice, self.sampling.stop, text)
+        if not ids and self.tokens and choice.get("finish_reason") == "length":
+            self.finish = Finish.LENGTH  # its tokenizer counts more tokens for the text than ours
+            return 0
         if not ids:
             raise EngineError(
                 f"the server drew nothing after {len(self.path)} tokens: "

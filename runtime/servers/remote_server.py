@@ -144,12 +144,15 @@ class RemoteServer(Liveness):
 
     async def _post(self, path: str, body: Any, waits: Iterable[float] | None = None) -> Any:
         """Send a request; retry while the server is full, which means it has not begun it, after
-        the time that it states or after ``waits``. Raises EngineDown if it stays full."""
-        response = await self._send(path, body)
+        ``waits`` or the longer time that it states, within the time for an answer. Raises
+        EngineDown if it stays full."""
+        response, waited = await self._send(path, body), 0.0
         for wait in self.full_waits() if waits is None else waits:
-            if response.status_code not in FULL:
+            if response.status_code not in FULL or waited >= self._answer:
                 break
-            await self.wait_full(min(retry_after(response, wait), self._answer))
+            pause = min(max(wait, retry_after(response, wait)), self._answer - waited)
+            await self.wait_full(pause)
+            waited += pause
             response = await self._send(path, body)
         if response.status_code in FULL:
             raise EngineDown(f"{self.url} is full")

@@ -50,7 +50,7 @@ def is_chain(request: StepRequest) -> bool:
 def say_chains(replica: Replica) -> None:
     """Warn if a server cannot draw chains in one request because it draws tokens before the last
     one is known; chains go round by round there (``split_chains`` counts them)."""
-    if replica.seeds and not replica.chains and not replica.routed:
+    if replica.seeds and not (replica.chains or replica.routed or replica.schedulers > 1):
         log.warning(
             "%s draws tokens before the last one is known (SGLang's overlap scheduler, drafts): "
             "self_consistency and best_of_n go round by round there; "

@@ -83,7 +83,6 @@ class Replica(RemoteServer):
         counts = plugin_counts(info) or {}
         able = (bool(counts.get(name)) for name in ABLE)
         self.plugged, self.seeds, self.chains, self.outputs = able
-        self.chains &= not self.routed  # each of its servers would need to know how steps end
         self.ranks = info.get("radix_eviction_policy") == "priority" and not self.plugged
         self.schedules = bool(info.get("enable_priority_scheduling")) and not (
             info.get("schedule_low_priority_values_first")
@@ -91,6 +90,8 @@ class Replica(RemoteServer):
         )
         states = info.get("internal_states", ())
         self.schedulers = max(1, len(states))
+        # One item of a list tells how steps end: each server or scheduler would have to know.
+        self.chains &= not self.routed and self.schedulers == 1
         self.places = sum(int(state["effective_max_running_requests_per_dp"]) for state in states)
         self.kv_tokens = int(info.get("max_total_num_tokens") or 0)
 

@@ -185,6 +185,18 @@ def test_a_threshold_compares_the_two_leading_classes(
     assert met(votes(answers), "majority", threshold, width=40) is settled
 
 
+def test_kin_are_one_draw_under_lineages() -> None:
+    """Six replies from two first steps: 2 draws, .875 likely, by lineages; else 6 draws, .992."""
+    lines = [(0, "x", STEP, 0.9), (0, "y", STEP, 0.9)]
+    lines += [(parent, "a", END, 0.9) for parent in (1, 2) for _ in range(3)]
+    for vote, threshold, settled in (
+        ("lineages", 0.87, True),
+        ("lineages", 0.88, False),
+        ("weighted_majority", 0.99, True),
+    ):
+        assert met(tree_of(*lines), vote, threshold, width=12) is settled
+
+
 def test_a_leader_by_weight_that_is_outnumbered_is_not_settled() -> None:
     """One strong a leads three weak b, which the counts do not support."""
     tree = tree_of(*ends(("a", 0.9), ("b", 0.1), ("b", 0.1), ("b", 0.1)))

@@ -14,7 +14,7 @@ from server.app import create_app
 from server.service import create_service
 from server.settings import Settings, SettingsError
 from tests.search.scripted_engine import ScriptedEngine
-from tests.server.conftest import PlainText, client_over
+from tests.server.conftest import PlainText, client_over, question
 
 TUNED = """
 policy_model = "sprig"
@@ -120,6 +120,14 @@ async def test_without_a_file_auto_suits_what_judges_steps(
     auto = await run_search(app, {"policy": "auto", "width": 4})
     by_name = await run_search(app, {"policy": policy, "width": 4})
     assert (auto["policy"], auto["tree_digest"]) == (policy, by_name["tree_digest"])
+
+
+@pytest.mark.parametrize("settings", [{"max_width": 16}], indirect=True)
+async def test_an_effort_is_lowered_to_the_keys_limits(http: httpx2.AsyncClient) -> None:
+    """The client has not set the width itself, so a smaller limit is no error."""
+    body = {"model": "sprig", "messages": question(), "reasoning_effort": "high"}
+    reply = (await http.post("/v1/chat/completions", json=body)).json()
+    assert reply["search"]["width"] == 16
 
 
 @pytest.mark.parametrize(

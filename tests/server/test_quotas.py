@@ -80,6 +80,21 @@ async def test_who_has_used_up_a_quota_is_refused(
     assert (await http.get("/v1/models")).status_code == 200
 
 
+@pytest.mark.parametrize(
+    "settings", [{"key_tokens_total": 5, "key_running": 1, "max_running": 1}], indirect=True
+)
+@pytest.mark.parametrize("body", [BODY, BODY | {"search": {"width": 2}}])
+async def test_who_waits_while_a_quota_is_used_up_is_refused(
+    http: httpx2.AsyncClient, body: dict[str, Any]
+) -> None:
+    """Three requests arrive before any token is drawn: one reply overdraws, as it may, and no other
+    is begun."""
+    answers = await asyncio.gather(*(http.post(CHAT, json=body) for _ in range(3)))
+    assert sorted(answer.status_code for answer in answers) == [200, 429, 429]
+    usage = (await http.get("/v1/usage")).json()
+    assert usage["requests"] == 1
+
+
 @pytest.mark.parametrize("extra", [{}, {"search": {"width": 2, "max_depth": 9}}])
 async def test_leaving_midway_is_not_for_free(
     app: FastAPI, engine: ScriptedEngine, extra: dict[str, Any]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from math import inf
 from typing import Any
 
 import httpx2
@@ -38,9 +39,10 @@ async def run_both(openai: AsyncOpenAI, **fields: Any) -> tuple[Any, list[Any]]:
     kinds = [(item.type, getattr(item, "arguments", None)) for item in response.output]
     assert [(item.type, getattr(item, "arguments", None)) for item in final.output] == kinds
     assert [event.sequence_number for event in events] == list(range(len(events)))
-    for event in events:
-        if event.type == "response.output_item.done":
-            assert final.output[event.output_index].id == event.item.id
+    done_events = [event for event in events if event.type == "response.output_item.done"]
+    for event in done_events:
+        assert final.output[event.output_index].id == event.item.id
+    assert len(done_events) == len(final.output)
     return response, events
 
 
@@ -59,6 +61,14 @@ async def test_the_model_may_call(openai: AsyncOpenAI, engine: ScriptedEngine) -
     assert [tool.name for tool in reply.tools] == ["add", "weather"]
     assert (reply.tool_choice, reply.parallel_tool_calls) == ("auto", True)
     assert reply.status == "completed"
+
+
+async def test_a_thought_ends_once(openai: AsyncOpenAI, engine: ScriptedEngine) -> None:
+    """A thought, a text and calls: four items, each of which ends once."""
+    engine.say = saying(f"<think>Sums.</think>{REPLY}")
+    reply, _ = await run_both(openai, **BODY)
+    kinds = ["reasoning", "message", "function_call", "function_call"]
+    assert [item.type for item in reply.output] == kinds
 
 
 async def test_a_tool_that_must_be_called(openai: AsyncOpenAI, engine: ScriptedEngine) -> None:
@@ -135,6 +145,9 @@ async def test_calls_and_results_go_back_in(openai: AsyncOpenAI, engine: Scripte
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"tools": [TOOL | {"name": "a b"}]}, "tools[0].name"),
         ({"tools": [TOOL | {"parameters": 5}]}, "tools[0].parameters"),
+        ({"tools": [TOOL | {"parameters": {"maximum": inf}}], "tool_choice": "none"}, "tools"),
+        ({"tools": [TOOL | {"note": "\ud800"}], "tool_choice": "none"}, "tools"),
+        ({"text": {"format": {"type": "text", "note": "\ud800"}}}, "text"),
         ({"tool_choice": {"type": "function", "name": "sing"}}, "tool_choice.name"),
         ({"input": [{"type": "function_call", "call_id": "1", "name": "a"}]}, "input[0].arguments"),
         ({"input": [{"type": "function_call_output", "call_id": "1"}]}, "input[0].output"),

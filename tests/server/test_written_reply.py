@@ -182,6 +182,14 @@ async def test_the_trees_budget_holds_for_both(http: httpx2.AsyncClient) -> None
         assert typed["search"]["tree_digest"] == free["search"]["tree_digest"]
 
 
+@pytest.mark.parametrize("settings", [{"max_tree_tokens": 100}], indirect=True)
+async def test_a_keys_limit_on_a_tree_holds_for_both(http: httpx2.AsyncClient) -> None:
+    """A tree of at most 4 * 25 tokens needs no budget of its own; the JSON gets what it leaves."""
+    search = {"policy": "self_consistency", "width": 4, "max_depth": 1, "max_step_tokens": 25}
+    typed = await answer_to(http, search=search | {"seed": 1}, response_format=FORMAT)
+    assert typed["usage"]["completion_tokens"] <= 100
+
+
 async def test_an_open_thought_is_closed_first(
     http: httpx2.AsyncClient, engine: ScriptedEngine
 ) -> None:

@@ -265,7 +265,8 @@ async def test_who_says_too_many_of_its_health_is_there(status: int, *, up: bool
 
 
 async def test_a_full_server_is_asked_again_when_it_says() -> None:
-    """Retries wait for ``Retry-After``, at most the answer's time limit; 0.2 s if it is invalid."""
+    """Retries wait for ``Retry-After``, or longer if it is sooner than they would come anyway; all
+    waits together take at most the answer's time limit."""
     waits: list[float] = []
 
     class Full(CompletionServer):
@@ -279,10 +280,17 @@ async def test_a_full_server_is_asked_again_when_it_says() -> None:
     answers = [
         httpx.Response(429, headers={"retry-after": "7"}),
         httpx.Response(503, headers={"retry-after": "1e9"}),
+        httpx.Response(429, headers={"retry-after": "0"}),
         httpx.Response(429, headers={"retry-after": "3600"}),
-        httpx.Response(200, json={"choices": []}),
+        httpx.Response(200, json={"choices": [{}]}),
     ]
     server._client._transport = httpx.MockTransport(lambda _: answers.pop(0))
-    assert await server.ask("/v1/completions", {}) == {"choices": []}
-    assert waits == [7.0, 0.2, 60.0]
+    assert await server.ask("/v1/completions", {}) == {"choices": [{}]}
+    assert waits == pytest.approx([7.0, 0.2, 0.4, 52.4])
+    full = httpx.Response(429, headers={"retry-after": "3600"})
+    server._client._transport = httpx.MockTransport(lambda _: full)
+    waits.clear()
+    with pytest.raises(EngineDown, match="is full"):
+        await server.ask("/v1/completions", {})
+    assert waits == [60.0]
     await server.close()

@@ -14,10 +14,12 @@ import pytest
 
 from loadtest.hostile.completions_stub import CompletionsStub
 from runtime.openai.completion_server import CompletionServer
-from runtime.openai.server_dialect import EXTRAS, ids_of_text
+from runtime.openai.server_dialect import EXTRAS, Dialect, ids_of_text
 from runtime.openai.server_trials import dialect_of
+from runtime.openai.step_completion import StepCompletion
 from runtime.servers.remote_server import ServerTimes
-from runtime.servers.server_errors import WrongServer
+from runtime.servers.server_errors import ReplicaLost, WrongServer
+from runtime.stop_strings import StopStringTables
 from runtime.text import Text
 from search.engine import EngineError, Sampling, Trajectory
 from search.tree import Finish
@@ -208,6 +210,38 @@ async def test_a_server_that_cannot_serve_trees(response: httpx.Response, messag
     with pytest.raises(WrongServer, match=f"http://x.*{message}"):
         await dialect_of(server, TEXT)
     await server.close()
+
+
+async def test_an_answer_without_choices_is_a_fault_of_the_server() -> None:
+    """It is asked again or another one is, as after any other fault."""
+    server, _ = server_answering(lambda _: httpx.Response(200, json={"object": "error"}))
+    server.up = True
+    with pytest.raises(ReplicaLost, match="status 200, no choices"):
+        await server.ask("/v1/completions", {})
+    await server.end_revival()
+    await server.close()
+
+
+@pytest.mark.parametrize("metrics", ['{"a": [1, 2]}', "<html>metrics</html>"])
+async def test_metrics_of_another_kind_are_none(metrics: str) -> None:
+    """A server may have anything under ``/metrics``."""
+    server, _ = server_answering(lambda _: httpx.Response(200))
+    server._client._transport = httpx.MockTransport(lambda _: httpx.Response(200, text=metrics))
+    await server._learn_cache()
+    assert (server.vllm, server.kv_tokens) == (False, 0)
+    await server.close()
+
+
+def test_a_step_that_its_server_counts_longer_ends_where_it_is() -> None:
+    """The server has used up the limit by its own tokens; by ours the text leaves some."""
+    dialect = Dialect(extras=False, ids=False, logprobs=False, seeds=True, cached=False)
+    stops = StopStringTables(TEXT.pieces).of(("\n\n",))
+    step = StepCompletion(branch(3), Sampling(stop=("\n\n",)), stops, TEXT.eos)
+    cut = {"choices": [{"text": "4", "finish_reason": "length"}]}
+    assert step.take(cut, dialect, TEXT) == 1
+    assert step.finish is None
+    assert step.take({"choices": [{"text": "", "finish_reason": "length"}]}, dialect, TEXT) == 0
+    assert step.finish is Finish.LENGTH
 
 
 async def test_older_searches_go_first_on_vllm_alone() -> None:

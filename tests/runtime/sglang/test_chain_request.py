@@ -193,6 +193,18 @@ async def test_a_server_that_overlaps_gets_chains_round_by_round(
     assert server.url in message
 
 
+def test_a_server_with_several_schedulers_gets_no_chains(caplog: pytest.LogCaptureFixture) -> None:
+    """Its schedulers share a list's items, and only one item says how steps end."""
+    server = Replica("http://nowhere", ServerTimes(connect=1, answer=1, probe=1, stall=30))
+    info = described(chains=1)
+    server.learn(info)
+    assert server.chains
+    server.learn(info | {"internal_states": info["internal_states"] * 2})
+    assert not server.chains
+    say_chains(server)
+    assert not caplog.messages
+
+
 def test_only_a_server_that_could_is_named(caplog: pytest.LogCaptureFixture) -> None:
     """No warning for a server that takes chains, nor for one without our plug-in."""
     server = Replica("http://nowhere", ServerTimes(connect=1, answer=1, probe=1, stall=30))
