@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -79,7 +79,8 @@ class KeptSearch:
 
 
 class SearchStore:
-    """Keeps searches within limits of number, bytes and age; the oldest finished go first."""
+    """Keeps searches within limits of number, bytes and age. The key that keeps most makes room, its
+    oldest finished one first, so that no key pushes out another's."""
 
     def __init__(self, settings: Settings, clock: Callable[[], float]) -> None:
         self._settings = settings
@@ -130,10 +131,20 @@ class SearchStore:
     def _forget(self) -> None:
         """Drop finished searches that are too old, too many or too large together."""
         oldest = self._clock() - self._settings.kept_seconds
-        finished = [name for name, search in self._searches.items() if search.task is None]
-        for i, name in enumerate(finished):
-            too_many = len(finished) - i > self._settings.kept_searches
-            too_large = self._bytes > self._settings.kept_bytes
-            if not (too_many or too_large or self._searches[name].finished_at < oldest):
+        finished = {name: search for name, search in self._searches.items() if search.task is None}
+        for name in [name for name, search in finished.items() if search.finished_at < oldest]:
+            self._drop(name, finished)
+        while finished:
+            too_many = len(finished) > self._settings.kept_searches
+            if not too_many and self._bytes <= self._settings.kept_bytes:
                 break
-            self._bytes -= self._searches.pop(name).size
+            counts = Counter[str]()
+            for search in finished.values():
+                counts[search.owner] += 1 if too_many else search.size
+            ((owner, _),) = counts.most_common(1)
+            name = next(name for name, search in finished.items() if search.owner == owner)
+            self._drop(name, finished)
+
+    def _drop(self, name: str, finished: dict[str, KeptSearch]) -> None:
+        self._bytes -= finished.pop(name).size
+        del self._searches[name]

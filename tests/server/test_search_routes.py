@@ -178,6 +178,17 @@ def test_the_store_is_bounded_in_number_bytes_and_age(
     loop.close()
 
 
+@pytest.mark.parametrize("limits", [{"kept_searches": 3}, {"kept_bytes": 2000}])
+def test_no_key_pushes_out_anothers_search(limits: dict[str, Any]) -> None:
+    """Your one search stays while mine, of which there are more, make room for each other."""
+    store = SearchStore(Settings(**limits), lambda: 0.0)
+    for owner, name in (("you", "a"), ("me", "b"), ("me", "c"), ("me", "d"), ("me", "e")):
+        store.begin(name, owner, 0, None)
+        store.finish(name, b"x" * 600)
+    assert store.get("a", "you") is not None
+    assert [name for name in "bcde" if store.get(name, "me")] == ["d", "e"]
+
+
 async def test_a_background_search_goes_on_without_its_client(
     http: httpx2.AsyncClient, engine: ScriptedEngine, app: FastAPI
 ) -> None:
