@@ -79,8 +79,8 @@ class KeptSearch:
 
 
 class SearchStore:
-    """Keeps searches within limits of number, bytes and age. The key that keeps most makes room, its
-    oldest finished one first, so that no key pushes out another's."""
+    """Keeps searches within limits of number, bytes and age. The key that keeps most makes room,
+    with its oldest finished one, so that no key pushes out another's."""
 
     def __init__(self, settings: Settings, clock: Callable[[], float]) -> None:
         self._settings = settings
