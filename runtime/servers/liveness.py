@@ -149,4 +149,6 @@ class Liveness:
                 silent = isinstance(error, httpx.TimeoutException)
                 if not silent or self.stands_still:
                     self._end_waiting()
+            except Exception:  # what an odd answer makes of us: the server may still come back
+                log.exception("%s: it cannot be told whether it works", self.url)
         log.info("%s answers again", self.url)

@@ -60,7 +60,8 @@ class Mcts(ExpansionBudget):
         if slots <= 0 or width <= 0:
             return None
         may_grow = {node.id for node in self.frontier(tree)}
-        nodes = self._round_nodes(visits, may_grow, slots)
+        most = min(slots, width)  # every node takes a child at least
+        nodes = self._round_nodes(visits, may_grow, most)
         return Round(hand_out(nodes, self.branch, width))
 
     def frontier(self, tree: Tree) -> list[Node]:

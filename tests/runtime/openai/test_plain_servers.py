@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from runtime.openai.completion_server import CompletionServer
 from runtime.openai.server_dialect import EXTRAS, Dialect, ids_of_text
 from runtime.openai.server_trials import dialect_of
 from runtime.openai.step_completion import StepCompletion
+from runtime.servers import liveness
 from runtime.servers.remote_server import ServerTimes
 from runtime.servers.server_errors import ReplicaLost, WrongServer
 from runtime.stop_strings import StopStringTables
@@ -218,6 +220,30 @@ async def test_an_answer_without_choices_is_a_fault_of_the_server() -> None:
     server.up = True
     with pytest.raises(ReplicaLost, match="status 200, no choices"):
         await server.ask("/v1/completions", {})
+    await server.end_revival()
+    await server.close()
+
+
+async def test_a_server_is_tried_again_whatever_its_answers_raise(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One odd answer does not end the trials: the server is up after the next."""
+    monkeypatch.setattr(liveness, "REVIVAL_WAITS", (0.0, 0.0))
+    server, _ = server_answering(lambda _: httpx.Response(200))
+    answers = iter([KeyError("choices"), True])
+
+    async def works() -> bool:
+        answer = next(answers)
+        if isinstance(answer, KeyError):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(server, "works", works)
+    server.up = True
+    server.lose("status 500")
+    async with asyncio.timeout(10):
+        await server.until_up()
+    assert "it cannot be told whether it works" in caplog.text
     await server.end_revival()
     await server.close()
 
