@@ -111,6 +111,7 @@ def test_the_default_listens_on_this_machine_only() -> None:
         ({"HEDGEROW_X": "3", "HEDGEROW_PROT": "1"}, ["HEDGEROW_X: ", "did you mean HEDGEROW_PORT"]),
         ({"HEDGEROW_SERVER_HEADERS": "secret"}, ["HEDGEROW_SERVER_HEADERS = '...'"]),
         ({"HEDGEROW_POLICY_KEY": "secret"}, ["HEDGEROW_POLICY_KEY = '...': not acted on"]),
+        ({"HEDGEROW_POLICY_URLS": "http://me:secret@x"}, ["//...@x", "would be logged"]),
         ({"HEDGEROW_KEY_QUEUED": "-1"}, ["HEDGEROW_KEY_QUEUED = '-1'", "or equal to 0"]),
     ],
 )

@@ -50,6 +50,16 @@ class GoesOn(CompletionsStub):
         return tokens, False
 
 
+class Recording(CompletionsStub):
+    """Adds the body of every completion to ``bodies``."""
+
+    bodies: list[dict[str, Any]]
+
+    def _completed(self, request: dict[str, Any]) -> dict[str, Any]:
+        self.bodies.append(request)
+        return super()._completed(request)
+
+
 def stub_with(stub: CompletionsStub, **facts: Any) -> CompletionsStub:
     for name, value in facts.items():
         setattr(stub, name, value)
@@ -273,13 +283,7 @@ def test_a_step_that_its_server_counts_longer_ends_where_it_is() -> None:
 async def test_older_searches_go_first_on_vllm_alone() -> None:
     """Only vLLM gets ``priority``, where lower is earlier; other servers read it otherwise."""
     bodies: list[dict[str, Any]] = []
-
-    class Recording(CompletionsStub):
-        def _completed(self, request: dict[str, Any]) -> dict[str, Any]:
-            bodies.append(request)
-            return super()._completed(request)
-
-    async with stubs(Recording.of(TEXT)) as servers:
+    async with stubs(stub_with(Recording.of(TEXT), bodies=bodies)) as servers:
         (replica,) = servers.engine._policy.replicas
         for vllm in (False, True):
             replica.vllm = vllm
@@ -294,13 +298,7 @@ async def test_a_cache_salt_goes_to_servers_that_take_one() -> None:
     """A key's searches carry its salt to vLLM, even if a trial of it failed, and to servers that
     take more than OpenAI's fields; without a key none is sent."""
     bodies: list[dict[str, Any]] = []
-
-    class Recording(CompletionsStub):
-        def _completed(self, request: dict[str, Any]) -> dict[str, Any]:
-            bodies.append(request)
-            return super()._completed(request)
-
-    async with stubs(Recording.of(TEXT)) as servers:
+    async with stubs(stub_with(Recording.of(TEXT), bodies=bodies)) as servers:
         (replica,) = servers.engine._policy.replicas
         assert replica.dialect is not None
         for vllm, extras in ((False, True), (True, False), (False, False)):
