@@ -30,6 +30,7 @@ from search.engine import (
     EngineDown,
     EngineError,
     Hint,
+    LogitsParams,
     PrefixTooLong,
     Sampling,
     Trajectory,
@@ -292,12 +293,15 @@ async def test_namespaces_do_not_share_their_cache(engine: SglangEngine) -> None
 async def test_an_abort_frees_the_servers(engine: SglangEngine, yard: SharedServers) -> None:
     """An abort ends sixteen long steps here and in SGLang, also those of a cancelled caller."""
     policy, _ = await yard.have("policy", "reward")
-    long = Sampling(stop=(), max_step_tokens=900)
-    branches = fork(prompt_of(QUESTIONS[0]), 16, limit=900)
+    prompt = prompt_of(QUESTIONS[0])
+    to_the_end = LogitsParams(min_tokens=900)  # else the model ends its steps after 34 tokens
+    long = Sampling(stop=(), max_step_tokens=900, logits=to_the_end, prompt_tokens=len(prompt))
+    branches = fork(prompt, 16, limit=900)
     for cancelled in (False, True):
         call = asyncio.create_task(engine.expand("long", branches, long))
         async with asyncio.timeout(120):
-            while await at_work(policy) < 2:  # the rest may still be on their way, or ended
+            while await at_work(policy) < 2:  # the rest may still be on their way
+                assert not call.done()
                 await asyncio.sleep(0.01)
         if cancelled:
             call.cancel()
