@@ -143,11 +143,12 @@ def items(request: dict[str, Any]) -> list[dict[str, Any]]:
 
 class MortalStub:
     """A stub that keeps its port when it starts again. ``still``: it is reachable but silent;
-    ``faults``: how many of the next requests for work get status 500."""
+    ``faults``: how many of the next requests for work get status 500; ``unanswered``: how many of
+    them get no answer."""
 
     def __init__(self, stub: Stub) -> None:
         self.still = False
-        self.faults = 0
+        self.faults = self.unanswered = 0
         self.asked = 0
         """Requests for work so far."""
         self.port = 0
@@ -181,6 +182,9 @@ class MortalStub:
         self.asked += work
         while self.still:
             await asyncio.sleep(0.01)
+        if work and self.unanswered:
+            self.unanswered -= 1
+            await asyncio.Event().wait()
         if not work or not self.faults:
             return 200
         self.faults -= 1

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 LOOK_SECONDS = 1.0
 """Seconds between two attempts to reach a server that is not there yet."""
 MOST_FAULTS = 5
-"""How often one request may be answered by server faults before it fails."""
+"""How often one request may get a server fault, or no answer in time, before it fails."""
 SLACK = 1.25
 """A server gets at most so many times its even share of the searches."""
 
@@ -56,24 +56,26 @@ class Fleet(Generic[S]):
         self.routing = routing or Routing()
         self.moves = 0
         self.sent_again = 0
-        self._places: dict[str, S] = {}
+        self._places: dict[str, list[S]] = {}
+        """The servers that each search has been on; it is on the last one."""
 
     def place(self, tree: str, prompt: Sequence[int]) -> S:
         """The server that a search is on, chosen at its first request and whenever that is lost.
 
         Raises EngineDown if none is up.
         """
-        at = self._places.get(tree)
-        if at is not None and at.up:
-            return at
+        places = self._places.get(tree, [])
+        if places and places[-1].up:
+            return places[-1]
         up = self.up()
-        self.moves += at is not None
-        counts = Counter(replica.url for replica in self._places.values())
+        self.moves += bool(places)
+        counts = Counter(replicas[-1].url for replicas in self._places.values())
         most = math.ceil(SLACK * (len(self._places) + 1) / len(up))
         ranked = rendezvous(prompt, [replica.url for replica in up])
         target = next(url for url in ranked if counts[url] < most or url == ranked[-1])
-        self._places[tree] = next(replica for replica in up if replica.url == target)
-        return self._places[tree]
+        replica = next(replica for replica in up if replica.url == target)
+        self._places[tree] = [*(place for place in places if place is not replica), replica]
+        return replica
 
     def up(self) -> list[S]:
         """The servers that are up. Raises EngineDown if none is."""
@@ -95,7 +97,7 @@ class Fleet(Generic[S]):
         same one when it is back.
 
         ``work`` keeps what it has received from a lost server, and asks only for the rest. Raises
-        EngineDown if no server is back in time, or after too many answers that are server faults.
+        EngineDown if no server is back in time, or after ``MOST_FAULTS`` faults of the request.
         """
         faults = 0
         while True:
@@ -104,7 +106,7 @@ class Fleet(Generic[S]):
                 with self.routing.of(tree):
                     return await replica.while_up(work(replica))
             except ReplicaLost as error:
-                faults += error.answered
+                faults += error.suspect
                 if faults > MOST_FAULTS:
                     raise
                 self.sent_again += 1
@@ -133,11 +135,10 @@ class Fleet(Generic[S]):
                 wait.cancel()
 
     async def release(self, tree: str) -> None:
-        """Forget a search that is over, and tell its server that its KV may be freed."""
-        at = self._places.pop(tree, None)
-        if at is not None and at.up:
-            with self.routing.of(tree):
-                await at.release(tree)
+        """Forget a search that is over, and tell its servers that its KV may be freed."""
+        places = [replica for replica in self._places.pop(tree, []) if replica.up]
+        with self.routing.of(tree):
+            await asyncio.gather(*(replica.release(tree) for replica in places))
 
     async def check(self) -> None:
         """Check every server that is thought to be up. Raises EngineDown if none is."""

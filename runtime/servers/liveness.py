@@ -121,7 +121,7 @@ class Liveness:
         if unreachable:
             self._silent_since = None
             self._end_waiting()
-        return self._lost_error(answered=not unreachable)
+        return self._lost_error(suspect=not unreachable or isinstance(reason, httpx.ReadTimeout))
 
     async def end_revival(self) -> None:
         """Stop trying whether the server works again."""
@@ -135,8 +135,8 @@ class Liveness:
         for task in self._at_work - {asyncio.current_task()}:
             task.cancel()
 
-    def _lost_error(self, *, answered: bool = False) -> ReplicaLost:
-        return ReplicaLost(f"{self.url} does not answer ({self._reason})", answered=answered)
+    def _lost_error(self, *, suspect: bool = False) -> ReplicaLost:
+        return ReplicaLost(f"{self.url} does not answer ({self._reason})", suspect=suspect)
 
     async def _revive(self) -> None:
         """Close the breaker once ``works`` says that the server can be used again."""

@@ -19,12 +19,13 @@ MESSAGE_LETTERS = 200
 class ReplicaLost(EngineDown):
     """A server does not answer any more, or is at fault; another one may answer.
 
-    ``answered``: whether it gave an answer, which was a server fault.
+    ``suspect``: the request itself may be the reason: its answer was a server fault, or did not
+    come in the time for one.
     """
 
-    def __init__(self, message: str, *, answered: bool = False) -> None:
+    def __init__(self, message: str, *, suspect: bool = False) -> None:
         super().__init__(message)
-        self.answered = answered
+        self.suspect = suspect
 
 
 class WrongServer(ValueError):

@@ -142,9 +142,13 @@ class Replica(RemoteServer):
             log.warning("%s: not heard: %s", self.url, str(error) or type(error).__name__)
 
     async def release(self, tree: str) -> None:
-        """Tell a server with our plug-in that a search is over, so that it frees its KV."""
-        if self.plugged:
-            await self.tell(_farewell(tree))
+        """Tell a server with our plug-in that a search is over, so that it frees its KV; each of
+        its schedulers, since any of them may have some."""
+        if not self.plugged:
+            return
+        farewell, ranks = _farewell(tree), range(self.schedulers)
+        bodies = [farewell | {"routed_dp_rank": rank} for rank in ranks]
+        await asyncio.gather(*map(self.tell, bodies if len(bodies) > 1 else [farewell]))
 
     async def classify(self, body: Json) -> list[Json]:
         """The answers of ``/classify`` for a list. Raises as ``generate`` does."""
@@ -266,7 +270,7 @@ class Replica(RemoteServer):
         return not trial_response.is_server_error and trial_response.status_code not in FULL
 
 
-def _farewell(tree: str) -> Mapping[str, Any]:
+def _farewell(tree: str) -> dict[str, Any]:
     """A request that draws nothing and carries a note that a search is over."""
     note = Note(tree=tree, prompt=1, over=(tree,))
     return {

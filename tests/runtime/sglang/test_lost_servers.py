@@ -99,6 +99,22 @@ async def test_a_request_that_is_answered_by_faults_alone_fails(
 
 
 @pytest.mark.timeout(120)
+async def test_a_request_that_is_never_answered_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request that gets no answer in time is sent again a few times, then fails alone; one that
+    is answered in the end leaves the tree as it is."""
+    async with pair(answer_seconds=0.3) as servers:
+        undisturbed = await servers.grow("calm")
+        monkeypatch.setattr(fleet, "MOST_FAULTS", 2)
+        monkeypatch.setattr(servers.engine._policy.replicas[0], "_trial", None)
+        servers.policy.unanswered = 2
+        assert (await servers.grow("oak")).digest == undisturbed.digest
+        servers.policy.unanswered = 3
+        with pytest.raises(EngineDown, match=r"does not answer \(no answer in time"):
+            await servers.grow("elm")
+        assert (await servers.grow("ash")).digest == undisturbed.digest
+
+
+@pytest.mark.timeout(120)
 async def test_who_waits_for_a_server_that_stands_still_goes_on() -> None:
     """Requests to a frozen server are given up once that is noticed, and sent again later."""
     async with pair(stall_seconds=0.3, probe_seconds=0.1) as servers:

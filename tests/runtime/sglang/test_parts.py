@@ -28,7 +28,7 @@ from runtime.servers.server_metrics import ServerMetrics
 from runtime.sglang import launched_server
 from runtime.sglang.launched_server import BY_PREFIX, BY_PRIORITY, LaunchOptions
 from runtime.sglang.plugin_notes import PluginNotes
-from runtime.sglang.replica import Replica
+from runtime.sglang.replica import Json, Replica
 from runtime.sglang.sglang_metrics import parse_metrics
 from runtime.sglang.sglang_options import SglangOptions
 from runtime.sglang.step_request import StepRequest, forked_prefixes
@@ -153,6 +153,38 @@ async def test_searches_share_their_servers_fairly() -> None:
         replica.up = False
     with pytest.raises(EngineDown, match="no policy server answers"):
         fleet.place("t0", (1, 2, 3))
+    await fleet.close()
+
+
+async def test_every_server_of_a_search_hears_that_it_is_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A search that has moved may have KV on each server it was on, and on every scheduler there;
+    one that is lost is not told."""
+    told: list[tuple[str, int | None]] = []
+
+    async def tell(replica: Replica, body: Json) -> None:
+        told.append((replica.url, body.get("routed_dp_rank")))
+
+    monkeypatch.setattr(Replica, "tell", tell)
+    times = ServerTimes(connect=1, answer=1, probe=1, stall=30)
+    replicas = [Replica(f"http://s{n}", times) for n in range(3)]
+    fleet = Fleet("policy", replicas)
+    first, *_ = places = [fleet.place("oak", (1,))]
+    for _ in range(3):  # to the two others, and back to the first
+        places[-1].up = False
+        replicas_up = {replica for replica in replicas if replica not in places}
+        for replica in replicas_up or {first}:
+            replica.up = True
+        places.append(fleet.place("oak", (1,)))
+    assert places[3] is first
+    for replica in replicas:
+        replica.plugged, replica.up = True, replica is not places[2]
+    places[1].schedulers = 2
+    await fleet.release("oak")
+    await fleet.release("oak")
+    assert Counter(told) == {(first.url, None): 1, (places[1].url, 0): 1, (places[1].url, 1): 1}
+    assert fleet.moves == 3
     await fleet.close()
 
 
