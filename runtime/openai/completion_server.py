@@ -19,6 +19,8 @@ Json = Mapping[str, Any]
 MODELS = "/v1/models"
 COMPLETIONS = "/v1/completions"
 CONFIG = "vllm:cache_config"
+CUT_SHORT = frozenset({"abort", "error"})
+"""vLLM's ``finish_reason`` where the server itself has given a request up."""
 
 
 class CompletionServer(RemoteServer):
@@ -62,6 +64,8 @@ class CompletionServer(RemoteServer):
         answer = await self._post(path, {"model": self.model, **body})
         if path == COMPLETIONS and not (isinstance(answer, dict) and answer.get("choices")):
             raise self.lose("status 200, no choices")
+        if path == COMPLETIONS and (end := answer["choices"][0].get("finish_reason")) in CUT_SHORT:
+            raise self.lose(f"status 200, finish_reason {end!r}")
         return answer
 
     async def meet(self) -> None:

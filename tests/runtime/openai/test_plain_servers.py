@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from loadtest.hostile.completions_stub import CompletionsStub
+from loadtest.hostile.completions_stub import LOGPROB, CompletionsStub
 from runtime.openai.completion_server import CompletionServer
 from runtime.openai.server_dialect import EXTRAS, Dialect, ids_of_text
 from runtime.openai.server_trials import dialect_of
@@ -232,6 +232,37 @@ async def test_an_answer_without_choices_is_a_fault_of_the_server() -> None:
         await server.ask("/v1/completions", {})
     await server.end_revival()
     await server.close()
+
+
+async def test_what_a_server_gives_up_is_drawn_again() -> None:
+    """vLLM's ``finish_reason`` "abort" is a fault of the server, whatever was drawn until then: the
+    tree is the one without it."""
+
+    class GivesUp(CompletionsStub):
+        aborts = 0
+
+        def _choice(self, request: dict[str, Any], ids: list[int]) -> dict[str, Any]:
+            choice = super()._choice(request, ids)
+            if len(choice["token_ids"]) < 2 or not self.aborts:
+                return choice
+            self.aborts -= 1
+            choice["logprobs"]["token_logprobs"] = [LOGPROB]
+            return choice | {"token_ids": choice["token_ids"][:1], "finish_reason": "abort"}
+
+    stub = GivesUp.of(TEXT)
+    async with stubs(stub) as servers:
+        undisturbed = await servers.grow("calm")
+        stub.aborts = 3
+        assert (await servers.grow("oak")).digest == undisturbed.digest
+        assert (stub.aborts, servers.engine.sent_again >= 3) == (0, True)
+
+
+@pytest.mark.parametrize("server_text", ["a ", "a", "a \N{REPLACEMENT CHARACTER}"])
+def test_the_first_byte_of_a_character_has_no_text_yet(server_text: str) -> None:
+    """Servers write what a last token begins as U+FFFD or not at all; both are the tokenizer's."""
+    *ids, _ = TEXT.encode("a é")
+    answer = {"choices": [{"token_ids": ids, "text": server_text}]}
+    assert Dialect.of("http://x", [answer] * 3, TEXT, extras=True).ids
 
 
 async def test_a_server_is_tried_again_whatever_its_answers_raise(
