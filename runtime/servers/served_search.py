@@ -32,6 +32,7 @@ class ServedSearch:
     spelt: Spelt = field(default_factory=dict)
     _server: tuple[RemoteServer, int] | None = None
     _tasks: set[asyncio.Task[Any]] = field(default_factory=set)
+    _stopped: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def namespace(self) -> str:
@@ -58,8 +59,12 @@ class ServedSearch:
     async def together(self, works: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
         """The results of all, in order; when one fails, the others are cancelled.
 
-        Raises EngineError if the search was stopped meanwhile.
+        Raises EngineError if the search was stopped meanwhile, or before.
         """
+        if self._stopped.is_set():
+            for work in works:
+                work.close()
+            raise self._aborted()
         tasks = [asyncio.ensure_future(work) for work in works]
         self._tasks.update(tasks)
         try:
@@ -68,15 +73,19 @@ class ServedSearch:
             caller = asyncio.current_task()
             if caller is None or caller.cancelling():
                 raise
-            raise EngineError(f"tree {self.tree!r} was aborted") from None
+            raise self._aborted() from None
         finally:
             for task in tasks:
                 task.cancel()
             self._tasks.difference_update(tasks)
 
     async def stop(self) -> None:
-        """Cancel all work of the search, and wait for its end."""
+        """Cancel all work of the search, and wait for its end; there will be no more."""
+        self._stopped.set()
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _aborted(self) -> EngineError:
+        return EngineError(f"tree {self.tree!r} was aborted")

@@ -78,7 +78,6 @@ class SglangEngine(ServedEngine[SearchSession, Replica, StepSampler]):
         await asyncio.gather(*self._ending, return_exceptions=True)
 
     async def _end(self, search: SearchSession) -> None:
-        self._sampler.gates.leave(search.tree)
         await asyncio.shield(self._in_background(self._end_session(search)))
 
     async def _end_session(self, search: SearchSession) -> None:
@@ -88,6 +87,7 @@ class SglangEngine(ServedEngine[SearchSession, Replica, StepSampler]):
                 await search.stop()
                 await self._sampler.extension.end(search)
         finally:
+            self._sampler.gates.leave(search.tree)  # nothing enters any more
             self._charge(search)
             farewells = [fleet.release(search.tree) for fleet in (self._policy, self._rewards)]
             tasks = [self._in_background(farewell) for farewell in farewells]

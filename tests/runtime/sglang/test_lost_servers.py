@@ -14,14 +14,16 @@ from models.bundled import SPRIG_FOLDER
 from runtime.servers import fleet
 from runtime.servers.remote_server import ServerTimes
 from runtime.sglang.replica import Replica
+from runtime.sglang.round_gate import RoundGate
 from runtime.sglang.sglang_engine import SglangEngine
 from runtime.sglang.sglang_options import SglangOptions
 from runtime.text import Text
-from search.engine import EngineDown
+from search.engine import Branch, EngineDown, EngineError, Sampling
 from search.spec import StopReason
+from search.tree import ROOT
 from server.api_errors import ApiError
 from server.plain_completion import PlainCompletion, complete
-from tests.runtime.mortal_pair import POLICY, MortalPair, mortal_pair
+from tests.runtime.mortal_pair import POLICY, PROMPT, MortalPair, mortal_pair
 
 
 def pair(**more: Any) -> AbstractAsyncContextManager[MortalPair]:
@@ -112,6 +114,23 @@ async def test_a_request_that_is_never_answered_fails(monkeypatch: pytest.Monkey
         with pytest.raises(EngineDown, match=r"does not answer \(no answer in time"):
             await servers.grow("elm")
         assert (await servers.grow("ash")).digest == undisturbed.digest
+
+
+@pytest.mark.parametrize("turns", range(6))
+async def test_a_tree_that_ends_while_a_round_begins_holds_no_room(turns: int) -> None:
+    """An abort a few turns of the event loop after a call fails the call, and leaves nothing at the
+    gate of the server's pool, where younger searches would wait for it."""
+    async with pair() as servers:
+        branch = Branch(ROOT, 0, PROMPT, 3, 64, 1)
+        call = asyncio.create_task(servers.engine.expand("oak", [branch], Sampling()))
+        for _ in range(turns + 1):
+            await asyncio.sleep(0)
+        await servers.engine.abort("oak")
+        with pytest.raises(EngineError, match="tree 'oak' was aborted"):
+            await call
+        (gate,) = servers.engine._sampler.gates._gates.values() or [RoundGate()]
+        assert not gate._needs
+        assert not servers.engine._searches
 
 
 @pytest.mark.timeout(120)
