@@ -195,7 +195,7 @@ class Recorder(EngineWrapper):
             self._rows[tree] = search.rows()
         return await super().release(tree)
 
-    async def abort(self, tree: str) -> None:
+    async def abort(self, tree: str) -> Counters:
         """Drop the recording: an aborted search does not show what would have come back."""
         self._searches.pop(tree, None)
-        await super().abort(tree)
+        return await super().abort(tree)

@@ -150,10 +150,10 @@ class SharedSamples(EngineWrapper):
         await super().release(tree)
         return self._costs.pop(tree, self._new_cost()).counters
 
-    async def abort(self, tree: str) -> None:
-        """Abort the tree and drop its costs."""
-        self._costs.pop(tree, None)
+    async def abort(self, tree: str) -> Counters:
+        """Abort the tree; return what it would have cost alone."""
         await super().abort(tree)
+        return self._costs.pop(tree, self._new_cost()).counters
 
     def _cost(self, tree: str) -> StandaloneCost:
         return self._costs.setdefault(tree, self._new_cost())

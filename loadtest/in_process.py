@@ -114,11 +114,11 @@ class SteppedEngine:
         prm = self._scorer.release(tree) or Counters()
         return (self.scheduler.release(tree) or Counters()) + prm
 
-    async def abort(self, tree: str) -> None:
+    async def abort(self, tree: str) -> Counters:
         """Stop a tree and release it."""
         self.scheduler.abort(tree)
         self._scorer.abort(tree)
-        await self.release(tree)
+        return await self.release(tree)
 
     async def usage(self) -> Usage:
         """Nothing: the caller reads the caches itself."""

@@ -116,8 +116,9 @@ class ReferenceEngine:
         """Nothing is kept, and nothing counted."""
         return Counters()
 
-    async def abort(self, tree: str) -> None:
+    async def abort(self, tree: str) -> Counters:
         """Nothing to stop: a call is over before another begins."""
+        return Counters()
 
     async def usage(self) -> Usage:
         """No KV outlives a step."""

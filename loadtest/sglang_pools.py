@@ -144,10 +144,10 @@ class Drawing(EngineWrapper):
         await self._scorer.release(tree)
         return await super().release(tree)
 
-    async def abort(self, tree: str) -> None:
+    async def abort(self, tree: str) -> Counters:
         """Abort the tree in both."""
         await self._scorer.abort(tree)
-        await super().abort(tree)
+        return await super().abort(tree)
 
 
 AMPLE_TOKENS = 20_000

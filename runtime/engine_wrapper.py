@@ -64,9 +64,9 @@ class EngineWrapper:
         """Call the engine's ``release``."""
         return await self._engine.release(tree)
 
-    async def abort(self, tree: str) -> None:
+    async def abort(self, tree: str) -> Counters:
         """Call the engine's ``abort``."""
-        await self._engine.abort(tree)
+        return await self._engine.abort(tree)
 
     async def usage(self) -> Usage:
         """Call the engine's ``usage``."""

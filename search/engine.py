@@ -359,8 +359,8 @@ class Engine(Protocol):
         """Stop all work for a tree, release its KV (it may stay cached) and return its cost."""
         ...
 
-    async def abort(self, tree: str) -> None:
-        """Stop all work for a tree and release its KV."""
+    async def abort(self, tree: str) -> Counters:
+        """``release`` a tree that is given up: its pending calls raise EngineError."""
         ...
 
     async def usage(self) -> Usage:

@@ -19,6 +19,7 @@ from search.outcome import Outcome
 from search.spec import SearchSpec
 from server.admission import QueueSlot, seconds_after_turn
 from server.api_errors import StreamAborted, translate
+from server.booked_engine import BookedEngine
 from server.middleware import forget_body
 from server.replies import (
     CompletedReply,
@@ -158,7 +159,7 @@ async def search_in_turn(
             listen=on_event,
             continuation=parsed.continuation,
             in_reasoning=bool(parsed.in_reasoning),
-            engine=engine,
+            engine=BookedEngine(engine or service.runner.engine, usage),
         )
 
 

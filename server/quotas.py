@@ -32,10 +32,17 @@ class KeyUsage:
 
 @dataclass(slots=True)
 class ReplyTokens:
-    """The prompt and completion tokens of one reply so far."""
+    """The prompt and completion tokens of one reply so far. ``given_up``: what was decoded for its
+    trees that were aborted, the tokens of their complete rounds included."""
 
     prompt: int
     completion: int = 0
+    given_up: int = 0
+
+    @property
+    def drawn(self) -> int:
+        """The completion tokens to book."""
+        return max(self.completion, self.given_up)
 
     def on_event(self, event: Event) -> None:
         """Count the tokens of a new step."""
@@ -82,7 +89,7 @@ class Quotas:
         try:
             yield usage
         finally:
-            if usage.completion or usage.prompt > prompt:
+            if usage.drawn or usage.prompt > prompt:
                 self._book(key, usage, searched, request)
 
     def account(self, name: str) -> dict[str, Any]:
@@ -98,10 +105,10 @@ class Quotas:
         account.requests += request
         account.searches += searched
         account.prompt_tokens += usage.prompt
-        account.completion_tokens += usage.completion
-        account.tokens_today += usage.prompt + usage.completion
+        account.completion_tokens += usage.drawn
+        account.tokens_today += usage.prompt + usage.drawn
         self._metrics.key_tokens.labels(key.name, "prompt").inc(usage.prompt)
-        self._metrics.key_tokens.labels(key.name, "completion").inc(usage.completion)
+        self._metrics.key_tokens.labels(key.name, "completion").inc(usage.drawn)
 
     def _account(self, name: str) -> KeyUsage:
         """A key's usage, after resetting all keys' ``tokens_today`` if a new day has begun.

@@ -14,6 +14,7 @@ from runtime.engine_wrapper import EngineWrapper
 from search.counters import Counters
 from search.engine import Branch, Engine, Sampling, Step
 from search.tree import ROOT
+from server.booked_engine import BookedEngine
 from server.plain_completion import PlainCompletion, PlainReply
 from server.quotas import ReplyTokens
 from server.reply_events import Certain, Tell
@@ -43,7 +44,8 @@ async def draw_side_by_side(
 ) -> DrawnReplies:
     """Draw all replies within ``seconds``. ``tree``: their names' prefix; ``logprobs``: how many
     likeliest tokens to record, or None. Until they are done ``usage`` counts whole pieces."""
-    runner, places = service.runner, list(_places(completions, tree, service.runner.engine))
+    runner, engine = service.runner, BookedEngine(service.runner.engine, usage)
+    places = list(_places(completions, tree, engine))
     recorders: list[LogprobRecorder] = []
     if logprobs is not None:
         recorders = [LogprobRecorder(engine, logprobs) for *_, engine in places]
@@ -120,10 +122,9 @@ class JointReplies(EngineWrapper):
         """End one reply; the last one releases the tree and returns the counters of all."""
         return await super().release(self._tree) if self._leave(tree) else Counters()
 
-    async def abort(self, tree: str) -> None:
-        """Give up one reply; the last one aborts the tree."""
-        if self._leave(tree):
-            await super().abort(self._tree)
+    async def abort(self, tree: str) -> Counters:
+        """Give up one reply; the last one aborts the tree and returns the counters of all."""
+        return await super().abort(self._tree) if self._leave(tree) else Counters()
 
     def _leave(self, tree: str) -> bool:
         """Remove a reply; return whether none remains."""

@@ -143,9 +143,9 @@ class EmbeddedEngine:
         self._kv_moves.pop(tree, None)
         return await self._ask(lambda call: Release(call, tree))
 
-    async def abort(self, tree: str) -> None:
+    async def abort(self, tree: str) -> Counters:
         """Stop all calls of a tree, which raise EngineError, and free its KV."""
-        await self.release(tree)
+        return await self.release(tree)
 
     async def usage(self) -> Usage:
         """KV and queues as last reported; a busy engine reports every quarter second or so."""

@@ -146,9 +146,9 @@ class ServedEngine(ABC, Generic[Search, Server, Sampler]):
         await self._end(search)
         return search.costs.counters
 
-    async def abort(self, tree: str) -> None:
+    async def abort(self, tree: str) -> Counters:
         """Stop all work for a tree: its pending calls raise EngineError."""
-        await self.release(tree)
+        return await self.release(tree)
 
     async def usage(self) -> Usage:
         """The servers' own counts; where they give none, those of the requests."""

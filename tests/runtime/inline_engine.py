@@ -70,13 +70,13 @@ class InlineEngine(SteppedEngine):
 
     async def release(self, tree: str) -> Counters:
         """Abort what is left of the tree and return its costs."""
-        await self.abort(tree)
-        return await super().release(tree)
+        return await self.abort(tree)
 
-    async def abort(self, tree: str) -> None:
+    async def abort(self, tree: str) -> Counters:
         """Abort the tree in both; its waiting callers get EngineError."""
         for call in self.policy.abort(tree) + self.prm.abort(tree):
             self._settle(call, EngineError("aborted"))
+        return await super().release(tree)
 
     async def _ask(self, begin: Callable[[int], None]) -> Any:
         call = next(self._calls)

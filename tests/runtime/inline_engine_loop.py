@@ -107,9 +107,9 @@ class InlineWorker:
         """Release the tree and return its costs."""
         return await self._ask(lambda call: Release(call, tree))
 
-    async def abort(self, tree: str) -> None:
+    async def abort(self, tree: str) -> Counters:
         """Release the tree."""
-        await self.release(tree)
+        return await self.release(tree)
 
     async def usage(self) -> Usage:
         """The worker's current KV usage and totals."""

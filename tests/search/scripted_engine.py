@@ -229,12 +229,12 @@ class ScriptedEngine:
         await self._move("release")
         return self.costs.pop(tree, Counters())
 
-    async def abort(self, tree: str) -> None:
-        """Forget the tree."""
+    async def abort(self, tree: str) -> Counters:
+        """Forget the tree and return its cost."""
         self.live.discard(tree)
-        self.costs.pop(tree, None)
         self.aborted.append(tree)
         await self._move("abort")
+        return self.costs.pop(tree, Counters())
 
     async def usage(self) -> Usage:
         """Nothing is held; ``running`` counts the trees in flight."""

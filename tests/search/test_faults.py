@@ -256,7 +256,7 @@ async def test_an_abort_that_fails_does_not_hide_the_first_error() -> None:
     """An engine that is down cannot abort either; the first error is the one that is raised."""
 
     class Dead(ScriptedEngine):
-        async def abort(self, tree: str) -> None:
+        async def abort(self, tree: str) -> Counters:
             raise EngineDown("still down")
 
     with pytest.raises(EngineDown, match="the engine is down"):

@@ -69,10 +69,10 @@ class Reluctant(ScriptedEngine):
         await steps(3)
         return await super().release(tree)
 
-    async def abort(self, tree: str) -> None:
+    async def abort(self, tree: str) -> Counters:
         """Abort after three steps."""
         await steps(3)
-        await super().abort(tree)
+        return await super().abort(tree)
 
 
 async def steps(count: int) -> None:

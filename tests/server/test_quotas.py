@@ -115,3 +115,28 @@ async def test_leaving_midway_is_not_for_free(
     assert account["requests"] == 1
     assert account["prompt_tokens"] == len("user: What is it?\n")
     assert account["completion_tokens"] >= len("step ()\n\n")
+
+
+@pytest.mark.parametrize(
+    ("extra", "tokens"),
+    [
+        ({}, 1),
+        ({"n": 3}, 3),
+        ({"search": {"width": 2}}, 2),
+        ({"search": {"policy": "self_consistency", "width": 4}, "logprobs": True}, 4),
+    ],
+)
+async def test_leaving_in_the_first_round_is_not_for_free(
+    app: FastAPI, engine: ScriptedEngine, extra: dict[str, Any], tokens: int
+) -> None:
+    """No round is complete: the engine says what it has decoded, here a token a branch."""
+    engine.gate = asyncio.Event()
+    call = Call(app, CHAT, BODY | extra)
+    await engine.waiting.wait()
+    call.disconnect.set()
+    await call.task
+    await app.state.service.runner.close()
+    account = app.state.service.quotas.account("anybody")
+    assert account["requests"] == 1
+    assert account["prompt_tokens"] == len("user: What is it?\n")
+    assert account["completion_tokens"] == tokens
