@@ -134,7 +134,8 @@ class _Items:
                     refusals += self._full(finish)
                     continue
                 place = places[answer["index"]]
-                del self._remaining[place]
+                if self._remaining.pop(place, None) is None:
+                    continue  # its answer has come before
                 self._replica.under_way -= 1
                 self._take(place, answer)
         if len(self._remaining) > refusals:

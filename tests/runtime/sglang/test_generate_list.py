@@ -72,6 +72,13 @@ async def test_items_are_answered_as_they_are_done() -> None:
         assert replica.under_way == 0
 
 
+async def test_an_item_that_is_answered_twice_counts_once() -> None:
+    """The first answer counts, and the others are still waited for."""
+    async with answering(lambda _: HEAD + done(1, 1, 0)) as (replica, calls):
+        assert await send_all(replica, bodies(2)) == [1, 0]
+        assert (len(calls), replica.under_way) == (1, 0)
+
+
 async def test_what_a_full_server_refuses_is_sent_again() -> None:
     """The list, and later a single item, is sent again under new ids each time, because SGLang
     stops requests under a list's ids two seconds after its answer."""
