@@ -18,5 +18,5 @@ class BookedEngine(EngineWrapper):
     async def abort(self, tree: str) -> Counters:
         """Abort a tree and count what was decoded for it: events tell of complete rounds alone."""
         cost = await super().abort(tree)
-        self._usage.given_up += cost.decoded_tokens - cost.speculated_wasted
+        self._usage.abort_tokens += cost.decoded_tokens - cost.speculated_wasted
         return cost

@@ -32,17 +32,17 @@ class KeyUsage:
 
 @dataclass(slots=True)
 class ReplyTokens:
-    """The prompt and completion tokens of one reply so far. ``given_up``: what was decoded for its
+    """The prompt and completion tokens of one reply so far. ``abort_tokens``: what was decoded for its
     trees that were aborted, the tokens of their complete rounds included."""
 
     prompt: int
     completion: int = 0
-    given_up: int = 0
+    abort_tokens: int = 0
 
     @property
     def drawn(self) -> int:
         """The completion tokens to book."""
-        return max(self.completion, self.given_up)
+        return max(self.completion, self.abort_tokens)
 
     def on_event(self, event: Event) -> None:
         """Count the tokens of a new step."""

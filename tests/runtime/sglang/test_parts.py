@@ -161,10 +161,10 @@ async def test_every_server_of_a_search_hears_that_it_is_over(
 ) -> None:
     """A search that has moved may have KV on each server it was on, and on every scheduler there;
     one that is lost is not told."""
-    told: list[tuple[str, int | None]] = []
+    messages: list[tuple[str, int | None]] = []
 
     async def tell(replica: Replica, body: Json) -> None:
-        told.append((replica.url, body.get("routed_dp_rank")))
+        messages.append((replica.url, body.get("routed_dp_rank")))
 
     monkeypatch.setattr(Replica, "tell", tell)
     times = ServerTimes(connect=1, answer=1, probe=1, stall=30)
@@ -183,7 +183,7 @@ async def test_every_server_of_a_search_hears_that_it_is_over(
     places[1].schedulers = 2
     await fleet.release("oak")
     await fleet.release("oak")
-    assert Counter(told) == {(first.url, None): 1, (places[1].url, 0): 1, (places[1].url, 1): 1}
+    assert Counter(messages) == {(first.url, None): 1, (places[1].url, 0): 1, (places[1].url, 1): 1}
     assert fleet.moves == 3
     await fleet.close()
 
