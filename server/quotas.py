@@ -32,8 +32,8 @@ class KeyUsage:
 
 @dataclass(slots=True)
 class ReplyTokens:
-    """The prompt and completion tokens of one reply so far. ``abort_tokens``: what was decoded for its
-    trees that were aborted, the tokens of their complete rounds included."""
+    """The prompt and completion tokens of one reply so far. ``abort_tokens``: what was decoded for
+    its trees that were aborted, the tokens of their complete rounds included."""
 
     prompt: int
     completion: int = 0
