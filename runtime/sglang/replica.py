@@ -146,9 +146,9 @@ class Replica(RemoteServer):
         its schedulers, since any of them may have some."""
         if not self.plugged:
             return
-        farewell, ranks = _farewell(tree), range(self.schedulers)
-        bodies = [farewell | {"routed_dp_rank": rank} for rank in ranks]
-        await asyncio.gather(*map(self.tell, bodies if len(bodies) > 1 else [farewell]))
+        farewell, ranks = _farewell(tree), range(self.schedulers if self.schedulers > 1 else 0)
+        bodies = [farewell | {"routed_dp_rank": rank} for rank in ranks] or [farewell]
+        await asyncio.gather(*map(self.tell, bodies))
 
     async def classify(self, body: Json) -> list[Json]:
         """The answers of ``/classify`` for a list. Raises as ``generate`` does."""

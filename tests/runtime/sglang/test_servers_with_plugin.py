@@ -123,7 +123,7 @@ async def test_a_trimmed_leaf_keeps_its_prefix(plugged: Client) -> None:
     assert 0 <= evicted - lost < len(PROMPT)  # unheld tokens go first
     assert await plugged.read(steps[2], note("oak", 30, 2, turn=3)) == 899
     cached = await plugged.read([*steps[1], 7], note("oak", 31, 1, turn=3))
-    assert 900 - lost <= cached <= 900 - 200  # a health check's token may have been cut off, too
+    assert cached - (900 - lost) in (0, 1)  # 1: a health check's token was cut off, too
     again = await plugged.plugin_counts()
     assert again is not None
     assert again["recomputed_tokens"] - before["recomputed_tokens"] == 900 - cached - 1
