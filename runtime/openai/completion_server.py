@@ -62,10 +62,13 @@ class CompletionServer(RemoteServer):
         """The answer to a request for the model. Raises ReplicaLost, and EngineError saying what is
         wrong."""
         answer = await self._post(path, {"model": self.model, **body})
-        if path == COMPLETIONS and not (isinstance(answer, dict) and answer.get("choices")):
+        if path != COMPLETIONS:
+            return answer
+        if not (isinstance(answer, dict) and answer.get("choices")):
             raise self.lose("status 200, no choices")
-        if path == COMPLETIONS and (end := answer["choices"][0].get("finish_reason")) in CUT_SHORT:
-            raise self.lose(f"status 200, finish_reason {end!r}")
+        for choice in answer["choices"]:
+            if (end := choice.get("finish_reason")) in CUT_SHORT:
+                raise self.lose(f"status 200, finish_reason {end!r}")
         return answer
 
     async def meet(self) -> None:

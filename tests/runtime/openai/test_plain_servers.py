@@ -234,6 +234,17 @@ async def test_an_answer_without_choices_is_a_fault_of_the_server() -> None:
     await server.close()
 
 
+async def test_one_given_up_choice_of_many_is_a_fault_of_the_server() -> None:
+    """A list of prompts, as rewards are asked for, is asked again as a whole."""
+    choices = [{"index": 0, "finish_reason": "length"}, {"index": 1, "finish_reason": "abort"}]
+    server, _ = server_answering(lambda _: httpx.Response(200, json={"choices": choices}))
+    server.up = True
+    with pytest.raises(ReplicaLost, match="finish_reason 'abort'"):
+        await server.ask("/v1/completions", {})
+    await server.end_revival()
+    await server.close()
+
+
 async def test_what_a_server_gives_up_is_drawn_again() -> None:
     """vLLM's ``finish_reason`` "abort" is a fault of the server, whatever was drawn until then: the
     tree is the one without it."""
