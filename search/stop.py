@@ -6,7 +6,8 @@ trajectory was cut at ``max_depth``. ``width_spent``: nothing is left to expand,
 were cut by their token or context limit, or their last branches died empty or looping;
 or a backtracking search has spent its ``expansions``, which bound its breadth as the width does.
 ``max_tokens``: the next child does not fit into ``max_tokens`` generated tokens. ``kv``: the paths
-of the nodes that may still grow hold more than ``max_kv_tokens``, equal prefixes counted once.
+of the nodes that may still grow hold more than ``max_kv_tokens``, equal prefixes counted once, and
+before the policy has chosen among them: all of these are held when it chooses.
 ``deadline``: the time is up; the round under way is dropped. ``consensus``: the answer is settled,
 as ``consensus_met`` says. ``cancelled``: set by the code that cancelled the search; such a search
 has no outcome of its own.
