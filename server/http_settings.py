@@ -13,7 +13,7 @@ from server.setting_types import (
     OptionalNumber,
     OptionalPath,
     OptionalSecret,
-    OptionalText,
+    OptionalUrl,
     setting,
 )
 
@@ -34,8 +34,8 @@ class HttpSettings(DeclaredSettings):
     log_level: Literal["debug", "info", "warning", "error"] = setting(
         "info", "minimum level of log messages"
     )
-    otlp_endpoint: OptionalText = setting(
-        None, "OTLP endpoint for trace spans, such as http://host:4318", pattern="^https?://"
+    otlp_endpoint: OptionalUrl = setting(
+        None, "OTLP endpoint for trace spans, such as http://host:4318"
     )
     head_seconds: float = setting(10.0, "timeout for receiving the head of a request", gt=0)
     body_seconds: float = setting(60.0, "timeout for receiving the body of a request", gt=0)

@@ -200,7 +200,9 @@ def _format(name: str, info: ValidationInfo) -> str:
 
 
 def _verifier(name: str) -> str:
-    if name in BUNDLED_VERIFIERS or name.startswith(URLS) or FUNCTION.fullmatch(name):
+    if name.startswith(URLS):
+        return _full_url(name)
+    if name in BUNDLED_VERIFIERS or FUNCTION.fullmatch(name):
         return name
     bundled_ones = ", ".join(BUNDLED_VERIFIERS)
     raise ValueError(f"{bundled_ones}, a Python module:function or an http(s) URL is needed")
@@ -233,14 +235,18 @@ def _headers(secret: SecretStr) -> SecretStr:
     return secret
 
 
-def _url(value: str) -> str:
-    if not value.startswith(("http://", "https://")):
+def _full_url(value: str) -> str:
+    if not value.startswith(URLS):
         raise ValueError(f"{value!r} must start with http:// or https://")
     if "@" in value.partition("://")[2].partition("/")[0]:
         raise ValueError(
             "a name or password in a URL would be logged; use a key or headers setting"
         )
-    return value.rstrip("/")
+    return value
+
+
+def _base_url(value: str) -> str:
+    return _full_url(value).rstrip("/")
 
 
 OptionalOf = Annotated[T | None, BeforeValidator(_optional)]
@@ -257,10 +263,11 @@ DraftWidths = Annotated[
     BeforeValidator(_by_commas),
 ]
 LoadSizes = Annotated[tuple[Positive, Positive, Positive], BeforeValidator(_by_commas)]
-Urls = Annotated[tuple[Annotated[str, AfterValidator(_url)], ...], BeforeValidator(_by_commas)]
+Urls = Annotated[tuple[Annotated[str, AfterValidator(_base_url)], ...], BeforeValidator(_by_commas)]
 OptionalHeaders = OptionalOf[Annotated[SecretStr, AfterValidator(_headers)]]
 OptionalShares = OptionalOf[Annotated[tuple[Share, Share], BeforeValidator(_by_commas)]]
 OptionalText = OptionalOf[str]
+OptionalUrl = OptionalOf[Annotated[str, AfterValidator(_full_url)]]
 OptionalNumber = OptionalOf[int]
 OptionalSecret = OptionalOf[SecretStr]
 OptionalPath = OptionalOf[Path]

@@ -50,6 +50,7 @@ from server.setting_types import (
     OptionalSecret,
     OptionalShares,
     OptionalText,
+    OptionalUrl,
     PolicyCheckpoint,
     ProfileName,
     RewardCheckpoint,
@@ -287,8 +288,8 @@ class ModelSettings(DeclaredSettings):
     encoder: OptionalCheckpoint = setting(
         None, "embedder encoder: sentence encoder, a folder or Hugging Face name"
     )
-    embeddings_url: OptionalText = setting(
-        None, "embedder endpoint: full URL, usually ending in /v1/embeddings", pattern="^https?://"
+    embeddings_url: OptionalUrl = setting(
+        None, "embedder endpoint: full URL, usually ending in /v1/embeddings"
     )
     embeddings_model: str = setting("default", "model name at embeddings_url")
     embeddings_key: OptionalSecret = setting(None, "bearer token for embeddings_url")

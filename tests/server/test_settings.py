@@ -103,7 +103,7 @@ def test_the_default_listens_on_this_machine_only() -> None:
         ({"HEDGEROW_ENGINE": "steam"}, ["HEDGEROW_ENGINE = 'steam'", "'embedded'"]),
         ({"HEDGEROW_BATCHLIMIT": "3"}, ["HEDGEROW_BATCHLIMIT", "HEDGEROW_BATCH_LIMIT"]),
         ({"HEDGEROW_EMBEDDER": "oracle"}, ["HEDGEROW_EMBEDDER = 'oracle'", "'lexical'"]),
-        ({"HEDGEROW_EMBEDDINGS_URL": "host"}, ["HEDGEROW_EMBEDDINGS_URL = 'host'", "https?"]),
+        ({"HEDGEROW_EMBEDDINGS_URL": "host"}, ["HEDGEROW_EMBEDDINGS_URL = 'host'", "http://"]),
         ({"HEDGEROW_KV_SPLIT": "half"}, ["HEDGEROW_KV_SPLIT = 'half'", "'even'"]),
         ({"HEDGEROW_BATCH_LIMIT": "0"}, ["HEDGEROW_BATCH_LIMIT = '0'", "or equal to 1"]),
         ({"HEDGEROW_THREADS": "-1"}, ["HEDGEROW_THREADS = '-1'", "or equal to 0"]),
@@ -112,6 +112,9 @@ def test_the_default_listens_on_this_machine_only() -> None:
         ({"HEDGEROW_SERVER_HEADERS": "secret"}, ["HEDGEROW_SERVER_HEADERS = '...'"]),
         ({"HEDGEROW_POLICY_KEY": "secret"}, ["HEDGEROW_POLICY_KEY = '...': not acted on"]),
         ({"HEDGEROW_POLICY_URLS": "http://me:secret@x"}, ["//...@x", "would be logged"]),
+        ({"HEDGEROW_EMBEDDINGS_URL": "http://me:secret@x"}, ["//...@x", "would be logged"]),
+        ({"HEDGEROW_OTLP_ENDPOINT": "http://me:secret@x"}, ["//...@x", "would be logged"]),
+        ({"HEDGEROW_VERIFIER": "http://me:secret@x"}, ["//...@x", "would be logged"]),
         ({"HEDGEROW_KEY_QUEUED": "-1"}, ["HEDGEROW_KEY_QUEUED = '-1'", "or equal to 0"]),
     ],
 )
