@@ -97,10 +97,9 @@ class Adaptive:
             new_places = places - len(self._candidates(tree, 1))
             if new_places > 0:
                 return Round({ROOT: new_places})
-        candidates = self._candidates(tree, depth or 1)
-        if not candidates:
+        level = self.tree_search.deal(tree, self._candidates(tree, depth or 1), places)
+        if level is None:
             return None
-        level = self.tree_search.deal(tree, candidates, places)
         return Round(level.expand, tuple(node for node in level.prune if not tree[node].children))
 
     def _candidates(self, tree: Tree, depth: int) -> list[Node]:

@@ -136,19 +136,20 @@ class LevelPolicy(ABC):
     def plan(self, tree: Tree) -> Round | None:
         """Expand the root to the whole width, then the leaves to what remains of it."""
         leaves, spend = list(tree.leaves()), remaining(tree, self.width)
-        if not leaves or not spend:
+        if not spend:
             return None
-        if leaves[0].id == ROOT:
+        if leaves and leaves[0].id == ROOT:
             return Round({ROOT: spend})
         return self.deal(tree, leaves, spend)
 
-    def deal(self, tree: Tree, leaves: list[Node], spend: int) -> Round:
-        """Share ``spend`` among the leaves, or restart at the root if the level is hopeless."""
+    def deal(self, tree: Tree, leaves: list[Node], spend: int) -> Round | None:
+        """Share ``spend`` among the leaves, or restart at the root if the level is hopeless; None
+        if it has no leaves and cannot restart."""
         restarts = self.restarts
         places = 0 if restarts is None else restarts.places(tree, leaves, spend, self.width)
         if places:
             return Round({ROOT: places}, tuple(sorted(leaf.id for leaf in leaves)))
-        return self.share(tree, leaves, spend)
+        return self.share(tree, leaves, spend) if leaves else None
 
     @abstractmethod
     def share(self, tree: Tree, leaves: list[Node], spend: int) -> Round:

@@ -16,7 +16,7 @@ from search.policies.rebase import Rebase
 from search.policies.registry import POLICIES
 from search.policies.restarts import Restarts
 from search.spec import PolicyName, SearchSpec
-from search.tree import ROOT
+from search.tree import ROOT, Tree
 from tests.search.scripted_engine import ScriptedEngine, grow
 from tests.search.test_width import ROUGH, dead_stay_dead, widths
 from tests.search.trees import END, STEP, row, tree_of
@@ -76,6 +76,34 @@ def test_after_the_last_restart_a_level_is_dealt_as_ever() -> None:
     assert rebase(3, ONCE).plan(tree) == Round({4: 1, 5: 1, 6: 1})
     assert rebase(3, Restarts(2, 0.1)).plan(tree) == Round({ROOT: 3}, (4, 5, 6))
     assert not ONCE.possible(tree, 3)
+
+
+@pytest.mark.parametrize(("restarts", "plan"), [(None, None), (ONCE, Round({ROOT: 2}))])
+def test_a_level_that_died_is_hopeless(restarts: Restarts | None, plan: Round | None) -> None:
+    """Both children of the tree's only step were empty or loops: nothing is left to prune."""
+    dead = tree_of((0, "a", STEP, 0.9), (0, "b", STEP, 0.0), (1, "", STEP, 0.0), (1, "", STEP, 0.0))
+    for node in (2, 3, 4):
+        dead.prune(node)
+    assert rebase(2, restarts).plan(dead) == plan
+    assert Adaptive(3, 1, 1.0, rebase(3, restarts)).plan(_died_beside_a_chain()) == plan
+
+
+def test_a_reply_with_hope_is_enough_where_the_rest_died() -> None:
+    """One of two replies ended with .5 and the other's step died: the search is over."""
+    tree = tree_of((0, "a", END, 0.5), (0, "", STEP, 0.0))
+    tree.prune(2)
+    assert rebase(2, ONCE).plan(tree) is None
+
+
+def _died_beside_a_chain() -> Tree:
+    """Of width 3 one chain, a - b, ended below hope, and the tree's second level died."""
+    tree = tree_of(
+        *((0, "a", STEP, 0.05), (1, "b", END, 0.0), (0, "x", STEP, 0.9)),
+        *((3, "", STEP, 0.0), (3, "", STEP, 0.0)),
+    )
+    tree.prune(4)
+    tree.prune(5)
+    return tree
 
 
 def test_chains_stand_by_again() -> None:
