@@ -27,15 +27,16 @@ def say_row(row: Mapping[str, Any], columns: Sequence[str]) -> None:
 def publish(
     document: Mapping[str, Any], as_json: bool, title: str = "", columns: Sequence[str] = ()
 ) -> None:
-    """Print a document with ``rows`` as JSON, or as a table of some columns."""
+    """Print a document with ``rows`` as JSON, or as a table of those columns that have a value."""
     if as_json:
         print(json.dumps(document, indent=2))
         return
-    table = Table(title=title)
-    for name in columns:
+    rows, table = document["rows"], Table(title=title)
+    filled_columns = [name for name in columns if any(row[name] is not None for row in rows)]
+    for name in filled_columns:
         table.add_column(name, overflow="fold")
-    for row in document["rows"]:
-        table.add_row(*(cell_text(row[name]) for name in columns))
+    for row in rows:
+        table.add_row(*(cell_text(row[name]) for name in filled_columns))
     Console(width=None if sys.stdout.isatty() else 160).print(table)
 
 
