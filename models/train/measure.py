@@ -1,6 +1,6 @@
 """Measured quality of the bundled models, a task at a time, as JSON lines.
 
-`python -m models.train.measure accuracy prm judge draft siblings`
+`python -m models.train.measure accuracy prm judge draft siblings [--task game24 countdown]`
 """
 
 import argparse
@@ -9,7 +9,7 @@ import math
 import random
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -58,9 +58,13 @@ def mean_interval(shares: list[float]) -> list[float]:
 
 
 class MeasuredSplit:
-    """The bundled models and one set of policy samples on a split, shared by the measures."""
+    """The bundled models and one set of policy samples on a split, shared by the measures.
 
-    def __init__(self, split: Split, limit: int, each: int) -> None:
+    A task's samples do not depend on which other tasks are measured.
+    """
+
+    def __init__(self, tasks: Sequence[str], split: Split, limit: int, each: int) -> None:
+        self.tasks = tasks
         self.tokenizer: PreTrainedTokenizerBase = load_tokenizer()
         self.split: Split = split
         self.limit, self.each = limit, each
@@ -81,9 +85,9 @@ class MeasuredSplit:
 
         They are drawn when they are first asked for, a task at a time.
         """
-        for name, task in TASKS.items():
+        for name in self.tasks:
             if name not in self._sampled:
-                self._sampled[name] = self._sample(task)
+                self._sampled[name] = self._sample(TASKS[name])
             yield name, self._sampled[name]
 
     def _sample(self, task: Task) -> list[Labelled]:
@@ -138,7 +142,7 @@ class MeasuredSplit:
         """
         model = load_model("prm")
         signs = torch.tensor(sign_ids(self.tokenizer))
-        for name in SIBLINGS_OF:
+        for name in filter(SIBLINGS_OF.__contains__, self.tasks):
             rng = random.Random(f"{SEED} {name}")
             order, trusted = defaultdict(list), defaultdict(list)
             for question in TASKS[name].questions(self.split, self.limit) * self.each:
@@ -261,13 +265,14 @@ def main() -> None:
     }
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", nargs="+", choices=measures)
+    parser.add_argument("--task", nargs="+", choices=TASKS, default=list(TASKS))
     parser.add_argument("--split", default="test")
     parser.add_argument("--limit", type=int, default=100, help="questions a task")
     parser.add_argument("--each", type=int, default=2, help="samples a question")
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    bench = MeasuredSplit(options.split, options.limit, options.each)
+    bench = MeasuredSplit(options.task, options.split, options.limit, options.each)
     for name in options.what:
         for row in measures[name](bench):
             print(json.dumps(row), flush=True)
