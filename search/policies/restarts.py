@@ -14,8 +14,9 @@ class Restarts:
 
     A level is hopeless if its best leaf, should it have one, and every finished trajectory have a
     reward below ``below``: what is drawn under it is mostly wasted, and a new first step costs only
-    one level. Its leaves are given up and the root gets as many new children as the level had to deal,
-    but never more than ``most`` + 1 times ``width`` in all. After that, levels are dealt as usual.
+    one level. Its leaves are given up and the root gets as many new children as the level had to
+    deal, but never more than ``most`` + 1 times ``width`` in all. After that, levels are dealt as
+    usual.
 
     Not in any of the papers. Backtracking searches do it node by node (``best_first``).
     """
