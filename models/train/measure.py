@@ -142,7 +142,7 @@ class MeasuredSplit:
         """
         model = load_model("prm")
         signs = torch.tensor(sign_ids(self.tokenizer))
-        for name in filter(SIBLINGS_OF.__contains__, self.tasks):
+        for name in [task for task in self.tasks if task in SIBLINGS_OF]:
             rng = random.Random(f"{SEED} {name}")
             order, trusted = defaultdict(list), defaultdict(list)
             for question in TASKS[name].questions(self.split, self.limit) * self.each:
