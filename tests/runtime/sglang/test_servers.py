@@ -35,6 +35,7 @@ from search.engine import (
     Sampling,
     Trajectory,
 )
+from search.outcome import Outcome
 from search.stats import path_length
 from search.tree import Finish, node_seed
 from tests.closing import closing
@@ -445,9 +446,11 @@ async def test_searches_go_on_when_one_of_two_servers_is_killed(yard: SharedServ
         assert engine.capabilities.reproducible == "no"  # one of them is without our plug-in
         questions = [f"Use {a} 9 10 13 to make 24." for a in range(1, 9)]
         spec = {"policy": "rebase", "width": 8}
-        searches = [asyncio.create_task(grow(engine, q, **spec)) for q in questions]
+        searches: list[asyncio.Task[Outcome]] = []
         async with asyncio.timeout(120):
             while not await at_work(victim):
+                if all(search.done() for search in searches):  # before the server said so
+                    searches += [asyncio.create_task(grow(engine, q, **spec)) for q in questions]
                 await asyncio.sleep(0.02)
         assert victim.process is not None
         os.killpg(victim.process.pid, signal.SIGKILL)

@@ -66,7 +66,8 @@ async def plugged(yard: SharedServers) -> AsyncIterator[Client]:
     """A client of a server with the plug-in and an empty cache."""
     (server,) = await yard.have("policy")
     client = Client(server.url)
-    (await client.http.post("/flush_cache")).raise_for_status()
+    # "timeout": a batch that has been answered may not be done yet
+    (await client.http.post("/flush_cache", params={"timeout": 60})).raise_for_status()
     yield client
     await client.http.aclose()
 
