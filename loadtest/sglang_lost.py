@@ -148,7 +148,7 @@ async def hedgerow_row(stub: bool, kills: int) -> dict[str, Any]:
     """Kill ``hedgerow serve --launch`` ``kills`` times."""
     with tempfile.TemporaryDirectory() as folder:
         python = None if stub else PYTHON
-        return await asyncio.to_thread(killed_starts, python, Path(folder), kills)
+        return await killed_starts(python, Path(folder), kills)
 
 
 async def measure(rows: Sequence[str], stub: bool, quick: bool) -> list[dict[str, Any]]:

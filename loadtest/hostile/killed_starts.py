@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 import signal
@@ -11,7 +12,7 @@ import time
 import uuid
 from contextlib import suppress
 from pathlib import Path
-from threading import Event, Thread
+from threading import Thread
 from typing import Any
 
 from loadtest.report import say
@@ -71,11 +72,11 @@ def marked(mark: str) -> list[int]:
 
 
 class Start:
-    """One start of the command, by the mark of its processes."""
+    """One start of the command, by the mark of its processes; made in a running loop."""
 
     def __init__(self, python: Path) -> None:
         self.mark = uuid.uuid4().hex
-        self.ready = Event()
+        self.ready = asyncio.Event()
         environment = {
             "HEDGEROW_ENGINE": "sglang",
             "HEDGEROW_LAUNCH": "true",
@@ -92,6 +93,7 @@ class Start:
             stderr=subprocess.PIPE,
             text=True,
         )
+        self._loop = asyncio.get_running_loop()
         self._reader = Thread(target=self._read, daemon=True)
         self._reader.start()
 
@@ -100,43 +102,52 @@ class Start:
         with self._process.stderr as lines:
             for line in lines:
                 if "ready: serving" in line:
-                    self.ready.set()
+                    self._loop.call_soon_threadsafe(self.ready.set)
 
-    def kill(self) -> float:
+    async def ready_within(self, seconds: float) -> bool:
+        """Wait until it serves, ``seconds`` at most; returns whether it does."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self.ready.wait()
+        return self.ready.is_set()
+
+    async def kill(self) -> float:
         """Kill it; return the seconds until all of its processes are gone, GONE_SECONDS at most."""
         self._process.kill()
         self._process.wait()
         start = time.monotonic()
         while marked(self.mark) and time.monotonic() - start < GONE_SECONDS:
-            time.sleep(0.05)
+            await asyncio.sleep(0.05)
         return time.monotonic() - start
 
 
-def killed_starts(python: Path | None, folder: Path, kills: int) -> dict[str, Any]:
+async def killed_starts(python: Path | None, folder: Path, kills: int) -> dict[str, Any]:
     """Kill starts at random moments of the time that a whole start took, or shortly after it; then
     start once more. Without ``python``, that of SGLang's environment, a stub is started."""
     python, dice = python or python_that(folder, SERVER), random.Random(0)
     run_start = time.monotonic()
-    start = Start(python)
-    failed = int(not start.ready.wait(UP_SECONDS))
-    start_seconds = time.monotonic() - run_start
-    slowest, survivors = start.kill(), len(marked(start.mark))
-    say(f"a start takes {start_seconds:.0f} s")
-    for number in range(1, kills):
-        start = Start(python)
-        start.ready.wait(dice.uniform(0.0, start_seconds))
-        if start.ready.is_set():
-            time.sleep(dice.uniform(0.0, AFTER_SECONDS))
-        slowest = max(slowest, start.kill())
-        survivors += _end(start.mark)
-        say(f"killed {number + 1} of {kills}, the slowest gone after {slowest:.1f} s")
-    last = Start(python)
-    failed += int(not last.ready.wait(UP_SECONDS))
-    last.kill()
+    starts = [Start(python)]
+    try:
+        failed = int(not await starts[0].ready_within(UP_SECONDS))
+        start_seconds = time.monotonic() - run_start
+        slowest, survivors = await starts[0].kill(), _end(starts[0].mark)
+        say(f"a start takes {start_seconds:.0f} s")
+        for number in range(1, kills):
+            starts.append(Start(python))
+            if await starts[-1].ready_within(dice.uniform(0.0, start_seconds)):
+                await asyncio.sleep(dice.uniform(0.0, AFTER_SECONDS))
+            slowest = max(slowest, await starts[-1].kill())
+            survivors += _end(starts[-1].mark)
+            say(f"killed {number + 1} of {kills}, the slowest gone after {slowest:.1f} s")
+        starts.append(Start(python))
+        failed += int(not await starts[-1].ready_within(UP_SECONDS))
+    finally:  # also where it is ended early
+        await starts[-1].kill()
+        survivors_of_last = _end(starts[-1].mark)
     return {
         "row": "hedgerow",
         "kills": kills,
-        "left": survivors + _end(last.mark),
+        "left": survivors + survivors_of_last,
         "failed": failed,
         "gone_seconds": round(slowest, 1),
         "seconds": round(time.monotonic() - run_start, 1),

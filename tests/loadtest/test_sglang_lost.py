@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import uuid
 from pathlib import Path
 
 import pytest
 
 from loadtest.hostile.killed_servers import StreamEnd
-from loadtest.hostile.killed_starts import killed_starts
+from loadtest.hostile.killed_starts import killed_starts, marked
 from loadtest.hostile.sglang_stub import items
 from loadtest.sglang_lost import COLUMNS, held, loss_counts, servers_row
 from runtime.supervisor import LINUX
@@ -67,7 +69,23 @@ async def test_servers_killed_under_streams() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(not LINUX, reason="reads /proc")
-def test_hedgerow_killed(tmp_path: Path) -> None:
+async def test_hedgerow_killed(tmp_path: Path) -> None:
     """Hedgerow is killed twice, the second time at a random moment; every restart succeeds."""
-    row = killed_starts(None, tmp_path, 2)
+    row = await killed_starts(None, tmp_path, 2)
     assert (row["kills"], row["left"], row["failed"]) == (2, 0, 0)
+
+
+@pytest.mark.skipif(not LINUX, reason="reads /proc")
+async def test_a_run_that_is_cancelled_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cancelled during its first start, it ends what it started."""
+    monkeypatch.setattr("loadtest.hostile.killed_starts.MARK", f"MARK_{uuid.uuid4().hex}")
+    run = asyncio.create_task(killed_starts(None, tmp_path, 2))
+    async with asyncio.timeout(60):
+        while not marked(""):
+            await asyncio.sleep(0.01)
+    run.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await run
+    assert not marked("")
