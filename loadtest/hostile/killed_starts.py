@@ -13,7 +13,7 @@ import uuid
 from contextlib import suppress
 from pathlib import Path
 from threading import Thread
-from typing import Any
+from typing import Any, Self
 
 from loadtest.report import say
 
@@ -72,11 +72,15 @@ def marked(mark: str) -> list[int]:
 
 
 class Start:
-    """One start of the command, by the mark of its processes; made in a running loop."""
+    """One start of the command, by the mark of its processes; killed when its context ends."""
 
     def __init__(self, python: Path) -> None:
         self.mark = uuid.uuid4().hex
         self.ready = asyncio.Event()
+        self.gone_seconds = 0.0
+        """Seconds from its end until all of its processes were gone, GONE_SECONDS at most."""
+        self.left = 0
+        """Processes that were still there then."""
         environment = {
             "HEDGEROW_ENGINE": "sglang",
             "HEDGEROW_LAUNCH": "true",
@@ -111,14 +115,18 @@ class Start:
                 await self.ready.wait()
         return self.ready.is_set()
 
-    async def kill(self) -> float:
-        """Kill it; return the seconds until all of its processes are gone, GONE_SECONDS at most."""
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Kill it, and count what remains of it."""
         self._process.kill()
         self._process.wait()
         start = time.monotonic()
         while marked(self.mark) and time.monotonic() - start < GONE_SECONDS:
             await asyncio.sleep(0.05)
-        return time.monotonic() - start
+        self.gone_seconds = time.monotonic() - start
+        self.left = _end(self.mark)
 
 
 async def killed_starts(python: Path | None, folder: Path, kills: int) -> dict[str, Any]:
@@ -126,28 +134,24 @@ async def killed_starts(python: Path | None, folder: Path, kills: int) -> dict[s
     start once more. Without ``python``, that of SGLang's environment, a stub is started."""
     python, dice = python or python_that(folder, SERVER), random.Random(0)
     run_start = time.monotonic()
-    starts = [Start(python)]
-    try:
-        failed = int(not await starts[0].ready_within(UP_SECONDS))
+    async with Start(python) as start:
+        failed = int(not await start.ready_within(UP_SECONDS))
         start_seconds = time.monotonic() - run_start
-        slowest, survivors = await starts[0].kill(), _end(starts[0].mark)
-        say(f"a start takes {start_seconds:.0f} s")
-        for number in range(1, kills):
-            starts.append(Start(python))
-            if await starts[-1].ready_within(dice.uniform(0.0, start_seconds)):
+    slowest, survivors = start.gone_seconds, start.left
+    say(f"a start takes {start_seconds:.0f} s")
+    for number in range(1, kills):
+        async with Start(python) as start:
+            if await start.ready_within(dice.uniform(0.0, start_seconds)):
                 await asyncio.sleep(dice.uniform(0.0, AFTER_SECONDS))
-            slowest = max(slowest, await starts[-1].kill())
-            survivors += _end(starts[-1].mark)
-            say(f"killed {number + 1} of {kills}, the slowest gone after {slowest:.1f} s")
-        starts.append(Start(python))
-        failed += int(not await starts[-1].ready_within(UP_SECONDS))
-    finally:  # also where it is ended early
-        await starts[-1].kill()
-        survivors_of_last = _end(starts[-1].mark)
+        slowest = max(slowest, start.gone_seconds)
+        survivors += start.left
+        say(f"killed {number + 1} of {kills}, the slowest gone after {slowest:.1f} s")
+    async with Start(python) as last:
+        failed += int(not await last.ready_within(UP_SECONDS))
     return {
         "row": "hedgerow",
         "kills": kills,
-        "left": survivors + survivors_of_last,
+        "left": survivors + last.left,
         "failed": failed,
         "gone_seconds": round(slowest, 1),
         "seconds": round(time.monotonic() - run_start, 1),

@@ -15,6 +15,7 @@ import pytest
 import pytest_asyncio
 
 from hedgerow_sglang.plugin_protocol import Note, custom_params, plugin_counts
+from loadtest.on_sglang import at_work
 from loadtest.searches import steps_of
 from runtime.embedded.embedded_engine import EmbeddedEngine
 from runtime.embedded.options import EngineOptions
@@ -67,13 +68,6 @@ async def engine(yard: SharedServers) -> AsyncIterator[SglangEngine]:
     sglang_engine = await SglangEngine.start(options([policy], [reward]))
     yield sglang_engine
     await sglang_engine.close()
-
-
-async def at_work(server: LaunchedServer) -> int:
-    """The number of requests that a server runs or queues."""
-    async with httpx.AsyncClient(base_url=server.url, timeout=60.0, trust_env=False) as client:
-        loads = (await client.get("/v1/loads")).json()["loads"]
-    return sum(load["num_running_reqs"] + load["num_waiting_reqs"] for load in loads)
 
 
 async def until_idle(server: LaunchedServer) -> None:

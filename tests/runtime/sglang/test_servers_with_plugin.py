@@ -13,6 +13,7 @@ import pytest
 import pytest_asyncio
 
 from hedgerow_sglang.plugin_protocol import Note, custom_params, plugin_counts
+from loadtest.on_sglang import forget
 from runtime.sglang.launched_server import STUBS
 from tests.runtime.sglang.support import KV_TOKENS, ON_SERVERS, PYTHON, ROOT, SharedServers
 
@@ -66,8 +67,7 @@ async def plugged(yard: SharedServers) -> AsyncIterator[Client]:
     """A client of a server with the plug-in and an empty cache."""
     (server,) = await yard.have("policy")
     client = Client(server.url)
-    # "timeout": a batch that has been answered may not be done yet
-    (await client.http.post("/flush_cache", params={"timeout": 60})).raise_for_status()
+    await forget([server])
     yield client
     await client.http.aclose()
 
